@@ -1,6 +1,6 @@
 #!/bin/sh
-# What deploy/test.sh checks beside the integration tests: the words of doc comments, names of types, circles of files, the examples in the documentation,
-# the libraries, and the binary. All of it, whatever fails.
+# What deploy/test.sh checks beside the integration tests: the words of doc comments, names of types, circles of files, texts of errors, the examples in the
+# documentation, the libraries, and the binary. All of it, whatever fails.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -19,7 +19,8 @@ if python3 -c '' 2>/dev/null; then
     deploy/lint-words.py || outcome=1
     deploy/lint-names.py || outcome=1
     deploy/lint-circles.py || outcome=1
+    deploy/lint-errors.py || outcome=1
 else
-    skip "there is no python3 for deploy/lint-words.py, deploy/lint-names.py and deploy/lint-circles.py"
+    skip "there is no python3 for deploy/lint-words.py, deploy/lint-names.py, deploy/lint-circles.py and deploy/lint-errors.py"
 fi
 exit "$outcome"

@@ -76,9 +76,10 @@ func run(url, namespace, worker, address string, stay bool) error {
 	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	// A roll call waits for 1.5 s, so the pause before a new connection is shorter. While a silent server takes nothing, the
-	// connection is blocked for at most two seconds: without FlusherTimeout for a minute.
+	// connection is blocked for at most two seconds: without FlusherTimeout for a minute. Without IgnoreAuthErrorAbort, it is closed
+	// for good where the server has a wrong password for a while.
 	connection, err := nats.Connect(url, nats.MaxReconnects(-1),
-		nats.ReconnectWait(500*time.Millisecond), nats.FlusherTimeout(2*time.Second))
+		nats.ReconnectWait(500*time.Millisecond), nats.FlusherTimeout(2*time.Second), nats.IgnoreAuthErrorAbort())
 	if err != nil {
 		return err
 	}

@@ -15,25 +15,18 @@ use kvatlas_telemetry::log_gated;
 
 use super::dynamo::{PlaneAddress, PlaneEvents};
 use super::engines::Inner;
-use super::follower::HeardBefore;
+use super::follower::{Follower, HeardBefore};
 use super::holders::{Holders, StartRelay};
 use super::relay::{Relay, Way};
 use super::sources::SourceTask;
 use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_max};
 use super::subscribed::SubscribedEvents;
+use super::task::SocketEvents;
 use super::tensorrt::ServerEvents;
 
 /// Sampling interval, in blocks, for sources that use the contract's hashes. For one block in each interval, the bridge
 /// checks whether the hash fits the tokens.
 const TRUSTED_SAMPLE: u32 = 64;
-
-/// Parts with which the bridge begins to follow an engine.
-pub(super) struct FollowerParts {
-    pub(super) relay: Relay,
-    /// Record of the batches that an earlier bridge heard from the engine; `None` if no state was kept.
-    pub(super) before: Option<HeardBefore>,
-    pub(super) keeper: Option<Keeper>,
-}
 
 /// Returns the name under which daemons know the holder; an error in words if the engine's model gives no valid namespace.
 fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<PublishedHolder, String> {
@@ -46,8 +39,9 @@ fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<Publi
 }
 
 impl Inner {
-    /// Begins to report `engine` to daemons, as one holder; an error in words if that is not possible.
-    pub(super) async fn begin(&self, engine: &NewEngine, nats: Client) -> Result<FollowerParts, String> {
+    /// Begins to report an engine with sockets to daemons, as one holder; an error in words if that is not possible.
+    async fn begin(&self, task: &SourceTask) -> Result<SocketEvents, String> {
+        let engine = &task.engine;
         let holder = self.own_holder(engine)?;
         let kept = match &self.options.state {
             Some(directory) => self.take_up(directory, engine, &holder).await?,
@@ -60,7 +54,7 @@ impl Inner {
             });
         let name = name_of(&holder);
         let settings = self.translator_settings(engine)?;
-        let mut way = self.way(engine, holder, nats)?;
+        let mut way = self.way(engine, holder, task.nats.clone())?;
         let (blocks, rank, before, republished) = match kept {
             Some(kept) => {
                 way.options.beginning = Beginning::Above(kept.epoch);
@@ -74,11 +68,14 @@ impl Inner {
             let tap = republisher.tap(engine, &name, &settings, republished, relay.turns());
             relay.set_tap(tap.await);
         }
-        Ok(FollowerParts {
-            relay,
-            before,
-            keeper,
-        })
+        let (replay, options) = (engine.replay.clone(), task.options.clone());
+        let mut follower = Follower::new(relay, &engine.topic, replay, options, task.stall_watch());
+        if let Some(before) = before {
+            follower.go_on(before);
+        }
+        // Until the engine is connected, nothing is known of it.
+        follower.lost().await.map_err(|error| error.to_string())?;
+        Ok(SocketEvents::new(follower, keeper))
     }
 
     /// Returns the holder that represents `engine` as a whole: a pool for Mooncake, and a worker's rank for any other
@@ -173,9 +170,22 @@ impl Inner {
         })
     }
 
-    /// Follows a source that reports several holders.
+    /// Follows an engine with sockets. If the engine was unregistered, removes its saved state at the end.
+    async fn follow_sockets(&self, task: SourceTask) {
+        let engine = task.engine.clone();
+        match self.begin(&task).await {
+            Ok(source) => Box::pin(task.run(source)).await,
+            Err(error) => return task.progress.ended(&engine, &error),
+        }
+        self.forget_unless_followed(&engine).await;
+    }
+
+    /// Follows a source of events.
     pub(super) async fn follow_source(self: Arc<Self>, task: SourceTask) {
         let engine = task.engine.clone();
+        if let Connection::Sockets = engine.connection() {
+            return Box::pin(self.follow_sockets(task)).await;
+        }
         let (followed, nats) = (engine.clone(), task.nats.clone());
         let start: StartRelay = Box::new(move |worker, rank| {
             let (inner, engine, nats) = (Arc::clone(&self), followed.clone(), nats.clone());
@@ -194,8 +204,7 @@ impl Inner {
             }
             (Connection::Stream, Ok(worker)) => task.run(SubscribedEvents::new(worker, rank, holders)).await,
             (Connection::Drain, Ok(worker)) => task.run(ServerEvents::new(worker, rank, holders)).await,
-            // This cannot happen. The settings of engines are checked before, and publishers with sockets are followed
-            // elsewhere.
+            // This cannot happen, because the settings of engines are checked before.
             (Connection::Stream | Connection::Drain, Err(_)) | (Connection::Sockets, _) => {
                 tracing::error!(engine = %engine.key, "an engine cannot be followed as a source");
             }

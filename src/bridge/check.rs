@@ -224,7 +224,6 @@ mod tests {
         };
         let refusal = shared("trt=http://h:8000,format=tensorrt-llm").unwrap_err();
         assert!(matches!(&refusal, RegisterRefusal::Drained { key } if key.instance == "trt"));
-        assert!(refusal.to_string().contains("without --lease"), "{refusal}");
         for engine in [
             "a=tcp://h:1",
             "a=tcp://h:1,format=dynamo",

@@ -10,7 +10,6 @@ mod servers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use async_nats::Client;
 use parking_lot::Mutex;
@@ -35,7 +34,7 @@ use super::check::{check_block_size, check_engine, check_shared};
 use super::discovery::{Reports, SourceState};
 use super::dynamo::{RecordReaders, Records};
 use super::farewells::Farewells;
-use super::follower::{FollowOptions, Follower};
+use super::follower::FollowOptions;
 use super::hosts::AllowedHosts;
 use super::http::address_of;
 use super::kin::Kin;
@@ -45,10 +44,10 @@ use super::refused::RefusedSubjects;
 use super::republish::{RepublishOptions, Republisher};
 use super::server::OriginServer;
 use super::sources::SourceTask;
-use super::stalls::{BridgeClock, StallWatch};
+use super::stalls::BridgeClock;
 use super::state::{KeptPlaces, Registered, StateDirectory};
-use super::task::EngineTask;
 use given::Given;
+use kvatlas_process::broker::RefusedSubscriptions;
 use servers::AskedServer;
 
 /// Settings of a bridge.
@@ -172,6 +171,8 @@ pub(super) struct Inner {
     pub(super) republisher: Option<Republisher>,
     /// Refusals by the NATS server.
     pub(super) refused: RefusedSubjects,
+    /// Count of the refusals of subscriptions without which the bridge still reports engines.
+    pub(super) refused_optional: RefusedSubscriptions,
     pub(super) kin: Kin,
     pub(super) farewells: Farewells,
     /// Token that stops the tasks that find engines.
@@ -264,6 +265,7 @@ impl Bridge {
                 kin: Kin::default(),
                 farewells: Farewells::default(),
                 refused: RefusedSubjects::default(),
+                refused_optional: RefusedSubscriptions::default(),
                 republisher: republished.map(|republish| {
                     let kept = KeptPlaces::of(options.state.as_ref());
                     Republisher::new(republish, kept, Arc::clone(&metrics))
@@ -508,53 +510,19 @@ impl Bridge {
 
     fn spawn(&self, followed: &FollowedEngine, nats: Client) {
         let inner = Arc::clone(&self.inner);
-        let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
-        let origin = followed.origin.clone();
-        let (stop, says_goodbye) = (followed.stop.clone(), Arc::clone(&followed.says_goodbye));
-        let task = async move {
-            if engine.is_source() {
-                let task = SourceTask {
-                    origin,
-                    records: inner.records_of(&engine),
-                    options: inner.options.follow.clone(),
-                    clock: inner.options.clock.clone(),
-                    engine,
-                    progress,
-                    metrics: Arc::clone(&inner.metrics),
-                    stop,
-                    says_goodbye,
-                    nats,
-                };
-                return inner.follow_source(task).await;
-            }
-            let begun = match inner.begin(&engine, nats).await {
-                Ok(begun) => begun,
-                Err(error) => {
-                    return progress.ended(&engine, &error);
-                }
-            };
-            let options = inner.options.follow.clone();
-            let stalls = StallWatch::new(inner.options.clock.clone(), &options);
-            let replay = engine.replay.clone();
-            let mut follower = Follower::new(begun.relay, &engine.topic, replay, options.clone(), stalls);
-            if let Some(before) = begun.before {
-                follower.go_on(before);
-            }
-            let task = EngineTask {
-                engine: engine.clone(),
-                origin,
-                follower,
-                options,
-                progress,
-                stop,
-                says_goodbye,
-                keeper: begun.keeper,
-                unseen_since: Some(Instant::now()),
-                process: None,
-            };
-            Box::pin(task.run()).await;
-            inner.forget_unless_followed(&engine).await;
+        let task = SourceTask {
+            engine: followed.engine.clone(),
+            origin: followed.origin.clone(),
+            records: inner.records_of(&followed.engine),
+            options: inner.options.follow.clone(),
+            clock: inner.options.clock.clone(),
+            progress: followed.progress.clone(),
+            metrics: Arc::clone(&inner.metrics),
+            stop: followed.stop.clone(),
+            says_goodbye: Arc::clone(&followed.says_goodbye),
+            nats,
         };
+        let task = inner.follow_source(task);
         self.inner.tasks.spawn_on(task, &self.inner.runtime);
     }
 }
@@ -584,7 +552,7 @@ impl Inner {
     }
 
     /// Removes the saved state of an engine that was unregistered. Does nothing if the engine is followed again.
-    async fn forget_unless_followed(&self, engine: &NewEngine) {
+    pub(super) async fn forget_unless_followed(&self, engine: &NewEngine) {
         if self.state.lock().engines.contains_key(&engine.key) {
             return;
         }

@@ -146,6 +146,9 @@ pub(super) struct Follower {
     /// Text that says that a replay began after the first missing batch; `None` if no replay did.
     short_replay: Option<String>,
     identity: Identity,
+    /// Whether a step that changes the blocks and the batch numbers has begun, and has not ended yet. Until its end,
+    /// the two do not belong together. A stop may cut the step off at any wait.
+    is_in_step: bool,
     /// Text that says that another process answers, which does not count as the engine; `None` if there was no such
     /// process.
     stranger: Option<String>,
@@ -180,6 +183,7 @@ impl Follower {
             stalls,
             short_replay: None,
             identity: Identity::Known,
+            is_in_step: false,
             stranger: None,
         }
     }
@@ -197,10 +201,16 @@ impl Follower {
     }
 
     /// Returns all that is known of the engine, to be saved on disk. `cache` is a text that identifies the settings
-    /// with which the engine's blocks are translated.
-    pub(super) async fn keep(&mut self, cache: &str) -> Result<KeptEngine, FollowError> {
+    /// with which the engine's blocks are translated. `None` in two cases, in which an earlier file stays right:
+    ///
+    /// - A stop has cut off a step, so the blocks and the batch numbers do not belong together.
+    /// - Another process answers, and it is not settled yet that its blocks are in doubt.
+    pub(super) async fn keep(&mut self, cache: &str) -> Result<Option<KeptEngine>, FollowError> {
+        if self.is_in_step || matches!(self.identity, Identity::Stranger(_)) {
+            return Ok(None);
+        }
         let (continuity, topic) = (self.continuity.clone(), self.topics.own());
-        Ok(self.relay.save(cache, continuity, topic).await?)
+        Ok(Some(self.relay.save(cache, continuity, topic).await?))
     }
 
     /// Waits until all messages for daemons have been sent to NATS.
@@ -380,13 +390,12 @@ impl Follower {
                 // The blocks of the old process are dropped. The engine is out of sight until the new process has told its blocks.
                 self.relay.lost().await?;
                 match behind {
-                    Verified::Beyond => self.relay.restart_behind_a_gap().await?,
+                    Verified::Beyond => self.restart_behind_a_gap().await?,
                     _ => {
                         self.short_replay = None;
                         self.restart(None).await?;
                     }
                 }
-                self.continuity.restart();
                 if !self.ask_all().await? {
                     // The socket has dropped some of the batches since it was asked. The next look fetches those that
                     // are still missing.
@@ -517,7 +526,6 @@ impl Follower {
         let is_first = self.continuity.is_first(numbered.seq);
         let doubt = (!is_first).then_some(Reason::LostBatches);
         self.restart(doubt).await?;
-        self.continuity.restart();
         if let Some(doubt) = doubt {
             self.relay.lose(doubt).await?;
         }
@@ -527,11 +535,13 @@ impl Follower {
 
     async fn apply(&mut self, numbered: &Numbered, by_replay: bool) -> Result<(), FollowError> {
         let Numbered { seq, payload, topic } = numbered;
+        self.is_in_step = true;
         match self.topics.is_other(topic, by_replay) {
             true => self.relay.refuse(Reason::OtherEngine).await?,
             false => self.relay.apply(payload).await?,
         }
         self.continuity.applied(*seq, payload, by_replay);
+        self.is_in_step = false;
         match by_replay {
             // The task waits for the next message of the replay after this.
             true => self.relay.tell().await?,
@@ -543,3 +553,6 @@ impl Follower {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,15 +11,6 @@ pub(super) struct Numbered {
     pub(super) topic: Bytes,
 }
 
-/// A message of a replay socket.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum ReplayMessage {
-    /// A batch that was published before.
-    Batch(Numbered),
-    /// End of the replay.
-    End,
-}
-
 /// Fault of frames that do not form a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
@@ -54,21 +45,20 @@ pub(super) fn parse_published(frames: &[Bytes]) -> Result<Numbered, FrameError> 
     })
 }
 
-/// Parses a replayed message: `[empty, number, payload]`, and since vLLM 0.26 `[empty, topic, number, payload]`.
-pub(super) fn parse_replayed(frames: &[Bytes]) -> Result<ReplayMessage, FrameError> {
+/// Parses a replayed message: `[empty, number, payload]`, and since vLLM 0.26 `[empty, topic, number, payload]`. Returns
+/// `None` at the end of the replay.
+pub(super) fn parse_replayed(frames: &[Bytes]) -> Result<Option<Numbered>, FrameError> {
     let (topic, seq, payload) = match frames {
         [empty, seq, payload] => (empty, seq, payload),
         [_empty, topic, seq, payload] => (topic, seq, payload),
         _ => return Err(FrameError::Count(frames.len())),
     };
-    Ok(match number(seq)? {
-        END => ReplayMessage::End,
-        seq => ReplayMessage::Batch(Numbered {
-            seq,
-            payload: payload.clone(),
-            topic: topic.clone(),
-        }),
-    })
+    let seq = number(seq)?;
+    Ok((seq != END).then(|| Numbered {
+        seq,
+        payload: payload.clone(),
+        topic: topic.clone(),
+    }))
 }
 
 /// Makes the question for all batches from `start` on: `[empty, number]`.
@@ -89,7 +79,7 @@ mod tests {
     #[test]
     fn both_framings_of_a_replay_are_read() {
         let batch = |topic| {
-            ReplayMessage::Batch(Numbered {
+            Some(Numbered {
                 seq: 7,
                 payload: Bytes::from_static(b"x"),
                 topic: Bytes::from_static(topic),
@@ -100,14 +90,8 @@ mod tests {
             parse_replayed(&frames(&[b"", b"kv", SEVEN, b"x"])),
             Ok(batch(b"kv"))
         );
-        assert_eq!(
-            parse_replayed(&frames(&[b"", &[0xff; 8], b""])),
-            Ok(ReplayMessage::End)
-        );
-        assert_eq!(
-            parse_replayed(&frames(&[b"", b"", &[0xff; 8], b""])),
-            Ok(ReplayMessage::End)
-        );
+        assert_eq!(parse_replayed(&frames(&[b"", &[0xff; 8], b""])), Ok(None));
+        assert_eq!(parse_replayed(&frames(&[b"", b"", &[0xff; 8], b""])), Ok(None));
     }
 
     #[test]

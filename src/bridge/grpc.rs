@@ -255,10 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_what_to_do() {
-        let off = GrpcError::from(Status::unimplemented("x")).to_string();
-        assert!(off.contains("--kv-events-config"), "{off}");
-        let lost = GrpcError::from(Status::data_loss("incarnation 1")).to_string();
-        assert!(lost.contains("incarnation 1"), "{lost}");
+    fn an_absent_method_and_lost_events_are_errors_of_their_own() {
+        let off = GrpcError::from(Status::unimplemented("x"));
+        assert!(matches!(&off, GrpcError::Off(text) if text == "x"), "{off}");
+        let lost = GrpcError::from(Status::data_loss("incarnation 1"));
+        assert!(
+            matches!(&lost, GrpcError::Lost(text) if text == "incarnation 1"),
+            "{lost}"
+        );
     }
 }

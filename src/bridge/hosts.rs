@@ -12,6 +12,7 @@ pub struct AllowedHosts {
     is_any: bool,
     /// Allowed names, in lower case. A name that begins with a dot allows every host whose name ends with it.
     names: Vec<String>,
+    /// Allowed networks, each given by an address in canonical form and its number of leading bits that count.
     networks: Vec<(IpAddr, u8)>,
 }
 
@@ -43,10 +44,8 @@ impl AllowedHosts {
             None => (part, None),
         };
         if let Ok(address) = address.parse::<IpAddr>() {
-            let bits_max = if address.is_ipv4() { 32 } else { 128 };
-            let bits = bits.unwrap_or(bits_max);
-            self.networks.push((address, bits));
-            return (bits <= bits_max).then_some(());
+            self.networks.push(canonical_network(address, bits)?);
+            return Some(());
         }
         let name = part.strip_prefix('*').unwrap_or(part).to_ascii_lowercase();
         let is_suffix = part.starts_with('*');
@@ -83,10 +82,22 @@ pub(super) fn is_here(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)
 }
 
+/// Returns a network with its address in canonical form: an IPv4-mapped address becomes an IPv4 address, with 96 bits
+/// fewer. Without `bits`, the network is one address. `None` if the address has fewer bits, or if the network is larger
+/// than all IPv4-mapped addresses together.
+fn canonical_network(address: IpAddr, bits: Option<u8>) -> Option<(IpAddr, u8)> {
+    let length = |address: IpAddr| if address.is_ipv4() { 32 } else { 128 };
+    let canonical = address.to_canonical();
+    let bits = bits.unwrap_or(length(address));
+    let bits = bits.checked_sub(length(address) - length(canonical))?;
+    (bits <= length(canonical)).then_some((canonical, bits))
+}
+
+/// Whether `address` is in a network. Both addresses are in canonical form.
 fn is_in(address: IpAddr, (network, bits): (IpAddr, u8)) -> bool {
     let shared =
         |differing: u128, length: u32| differing.checked_shr(length - u32::from(bits)).unwrap_or(0) == 0;
-    match (address, network.to_canonical()) {
+    match (address, network) {
         (IpAddr::V4(one), IpAddr::V4(other)) => shared(u128::from(one.to_bits() ^ other.to_bits()), 32),
         (IpAddr::V6(one), IpAddr::V6(other)) => shared(one.to_bits() ^ other.to_bits(), 128),
         _ => false,
@@ -163,11 +174,21 @@ mod tests {
         }
         assert!(allowed("any").allows("169.254.169.254"));
         assert!(allowed("0.0.0.0/0").allows("8.8.8.8") && !allowed("0.0.0.0/0").allows("fd00::1"));
+        let mapped = allowed("::ffff:10.1.2.3,::ffff:192.0.2.0/120");
+        for host in ["10.1.2.3", "::ffff:10.1.2.3", "192.0.2.255"] {
+            assert!(mapped.allows(host), "{host}");
+        }
+        for host in ["10.1.2.4", "169.254.169.254", "192.0.3.0", "::10.1.2.3"] {
+            assert!(!mapped.allows(host), "{host}");
+        }
         for wrong in [
             "*",
             "*x",
             "a b",
             "10.0.0.0/33",
+            "::ffff:10.1.2.3/95",
+            "::ffff:10.1.2.3/129",
+            "fd00::/129",
             "10.0.0.0/x",
             "gpu-0/8",
             ".x",

@@ -77,7 +77,9 @@ pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
 pub use hosts::{AllowedHosts, HostsError};
 pub use lease::{LeaseOptions, Times as LeaseTimes};
-pub use republish::{RepublishAddress, RepublishOptions, RouterQuestion, SocketPair};
+pub use republish::{
+    RepublishAddress, RepublishAddressError, RepublishOptions, RouterQuestion, SocketPair, TwoAddresses,
+};
 pub use spec::{EngineDefaults, SpecError, parse_engine, parse_engines_file};
 pub use stalls::BridgeClock;
 pub use state::{PlaceError, StateDirectory, StateError, StatePlace};

@@ -27,10 +27,10 @@ use super::continuity::Continuity;
 use super::farewells::{Farewell, Farewells};
 use super::kin::{Kin, Member};
 use super::lease::{Lease, LeaseShare, Turns};
-use super::partial::partial_doubts;
 use super::republish::Tap;
 use super::state::KeptEngine;
 use blocks::Blocks;
+use doubts::BlockDoubts;
 use labels::AddedLabels;
 
 pub(super) use blocks::SharedBlocks;
@@ -90,12 +90,8 @@ pub(super) struct Relay {
     rank: Option<Rank>,
     /// Whether a batch with the rank in `rank` was published on the engine's own connection.
     has_published_rank: bool,
-    /// Reason why the translator doubts the engine's blocks; `None` if it does not doubt them.
-    doubt: Option<Reason>,
-    /// Doubts that concern some queries only, because the engine's events leave out facts.
-    partial: DegradedReasons,
-    /// Whether the engine's events leave out the facts that show which of its blocks a request can reuse.
-    hides_groups: bool,
+    /// Doubts about the engine's blocks, as the translator knew them at the last change.
+    block_doubts: BlockDoubts,
     /// Labels that the bridge adds to the engine's given labels.
     added: AddedLabels,
     /// Added labels as they were last reported to daemons.
@@ -115,8 +111,9 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Begins to report an engine to daemons, and gives them all of its known blocks. `rank` is the rank that the
-    /// engine's batches have named so far.
+    /// Begins to report an engine to daemons, and gives them all of its known blocks. The engine is out of sight until
+    /// [`Self::seen`], and daemons are told so before anything else. `rank` is the rank that the engine's batches have
+    /// named so far.
     pub(super) async fn start(
         format: Format,
         name: &str,
@@ -125,8 +122,7 @@ impl Relay {
         way: Way,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, String> {
-        let (doubt, partial) = (blocks.doubt(), partial_doubts(&blocks));
-        let (hides_groups, layers) = (blocks.hides_groups(), blocks.layers());
+        let (block_doubts, layers) = (BlockDoubts::of(&blocks), blocks.layers());
         let blocks = Arc::new(SharedBlocks::new(Blocks(blocks)));
         let state: SharedState = blocks.clone();
         let Way {
@@ -151,6 +147,8 @@ impl Relay {
             trouble: None,
         };
         options.profile = added.to(&options.profile);
+        let told = block_doubts.to_tell(true);
+        options.doubts = told;
         let model = ModelKey::of_namespace(&holder.namespace);
         let engine_metrics = metrics.of_engine(holder.namespace.as_str(), name);
         let share = match lease {
@@ -168,7 +166,7 @@ impl Relay {
             }
         };
         let publisher = publisher.map_err(|error| error.to_string())?;
-        Ok(Self {
+        let mut relay = Self {
             name: name.to_owned(),
             publisher,
             farewell,
@@ -181,19 +179,20 @@ impl Relay {
             untold: None,
             rank,
             has_published_rank: false,
-            doubt,
-            partial,
-            hides_groups,
+            block_doubts,
             told_added: added.clone(),
             added,
             is_lost: false,
             was_seen: false,
-            told: DegradedReasons::default(),
+            told,
             share,
             tap: None,
             metrics,
             engine_metrics,
-        })
+        };
+        relay.note_told(told);
+        relay.lost().await.map_err(|error| error.to_string())?;
+        Ok(relay)
     }
 
     /// Passes all batches that are applied from now on through `tap`, which republishes them to routers.
@@ -211,16 +210,10 @@ impl Relay {
         self.doubts().of_all_queries().is_empty()
     }
 
-    /// Whether the engine is alive (in sight) and all of its events are known, even if the events do not tell what a request can
-    /// reuse.
-    pub(super) fn is_whole(&self) -> bool {
-        self.doubt.is_none() && !self.is_lost
-    }
-
     /// Returns the reason why the engine's blocks are in doubt; `None` if there is none. That the engine is out of
     /// sight (silent, or with batches missing for now) does not count as a reason here.
     pub(super) fn doubt(&self) -> Option<Reason> {
-        self.doubt
+        self.block_doubts.reason
     }
 
     /// Returns a text for operators that says why the engine is not exact; `None` if it is exact.
@@ -229,14 +222,17 @@ impl Relay {
             true => "what the engine has said since it was last in sight is not known yet",
             false => "what the engine has said so far is not known yet",
         });
-        let hidden = self.hides_groups.then(|| DegradedReason::UnknownGroups.as_str());
+        let hidden = self
+            .block_doubts
+            .hides_groups
+            .then(|| DegradedReason::UnknownGroups.as_str());
         let in_words = |doubt: Reason| match doubt {
             Reason::BlockSize => {
                 "block_size: its blocks have another size than it is followed with; give block_size=N"
             }
             doubt => doubt.as_str(),
         };
-        self.doubt.map(in_words).or(out_of_sight).or(hidden)
+        self.doubt().map(in_words).or(out_of_sight).or(hidden)
     }
 
     /// Tells daemons, in a label, what the trouble with the engine is. An exact engine has none.
@@ -268,7 +264,7 @@ impl Relay {
     pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
         self.engine_metrics.received(payload.len());
         let decoded = self.decoder.decode(payload, &mut self.batch);
-        if decoded.is_ok() && self.doubt.is_some() {
+        if decoded.is_ok() && self.doubt().is_some() {
             self.learn_names().await?;
         }
         let mut untold = self.take_untold().await;
@@ -345,9 +341,7 @@ impl Relay {
     }
 
     fn keep(&mut self, untold: UntoldBlocks) {
-        self.doubt = untold.blocks.0.doubt();
-        self.partial = partial_doubts(&untold.blocks.0);
-        self.hides_groups = untold.blocks.0.hides_groups();
+        self.block_doubts = BlockDoubts::of(&untold.blocks.0);
         self.added.layers = untold.blocks.0.layers();
         self.untold = Some(untold);
     }
@@ -560,4 +554,4 @@ fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::{Client, Message, Subject};
-use futures_util::StreamExt;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use tokio::time::timeout;
@@ -18,6 +17,7 @@ use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSIO
 use kvatlas_engines::Format;
 use kvatlas_engines::described::Flushed;
 
+use kvatlas_process::broker::LastingSubscription;
 use kvatlas_process::registry::NewEngine;
 use kvatlas_process::{BRIDGE, instance_name};
 use kvatlas_telemetry::log_gated;
@@ -172,11 +172,12 @@ struct ResetAnswer {
 }
 
 impl Bridge {
-    /// Listens to commands of operators for ever. If the bridge has no right to subscribe to them, it answers no
+    /// Listens to commands of operators for ever. While the bridge has no right to subscribe to them, it answers no
     /// command. `kvatlas admin` then reports that no bridge has carried out the command.
     pub(super) async fn carry_out_commands(self, nats: Client) {
         let subject = self.subjects().admin(AdminCommand::Reset);
-        let mut commands = match nats.subscribe(subject).await {
+        let subscribed = LastingSubscription::new(nats.clone(), subject, None, self.refused_optional());
+        let mut commands = match subscribed.await {
             Ok(commands) => commands,
             Err(error) => return tracing::warn!(%error, "commands of operators are not heard"),
         };
@@ -289,16 +290,14 @@ fn reset_path(format: Format, is_grpc: bool) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn judged(format: Format, status: u16, body: &str) -> Result<(), String> {
+    fn judged(format: Format, status: u16, body: &str) -> Result<(), ResetError> {
         let target = ResetTarget {
             way: ServerEndpoint::Http(ServerAddress::parse("http://gpu-0:8000").unwrap()),
             path: "/x",
             format,
         };
         let status = StatusCode::from_u16(status).unwrap();
-        target
-            .judge(status, body.as_bytes())
-            .map_err(|error| error.to_string())
+        target.judge(status, body.as_bytes())
     }
 
     #[test]
@@ -308,23 +307,42 @@ mod tests {
             (Format::Vllm, 200, "{\"success\": true}"),
             (Format::Sglang, 200, "Cache flushed."),
         ] {
-            assert_eq!(judged(format, status, body), Ok(()), "{body}");
+            let answer = judged(format, status, body);
+            assert!(answer.is_ok(), "{body}: {answer:?}");
         }
-        for (format, status, body, words) in [
-            (Format::Vllm, 404, "", "VLLM_SERVER_DEV_MODE=1"),
-            (Format::Sglang, 404, "", "http://gpu-0:8000/x is not served"),
-            (Format::Vllm, 200, "{\"success\": false}", "while requests run"),
-            (
-                Format::Sglang,
-                400,
-                "there are running requests",
-                "there are running requests",
-            ),
-            (Format::Sglang, 401, "", "needs a key"),
-            (Format::Vllm, 500, "oh", "500 Internal Server Error: oh"),
+    }
+
+    #[test]
+    fn an_answer_says_why_the_cache_was_not_dropped() {
+        let here = "http://gpu-0:8000/x";
+        let error = |format, status, body| judged(format, status, body).unwrap_err();
+        let absent = error(Format::Vllm, 404, "");
+        assert!(
+            matches!(&absent, ResetError::NoDevelopmentMode(url) if url == here),
+            "{absent}"
+        );
+        let absent = error(Format::Sglang, 404, "");
+        assert!(
+            matches!(&absent, ResetError::Absent(url) if url == here),
+            "{absent}"
+        );
+        for (format, status, body) in [
+            (Format::Vllm, 200, "{\"success\": false}"),
+            (Format::Sglang, 400, "there are running requests"),
         ] {
-            let error = judged(format, status, body).unwrap_err();
-            assert!(error.contains(words), "{error}");
+            let busy = error(format, status, body);
+            assert!(matches!(&busy, ResetError::Busy(text) if text == body), "{busy}");
         }
+        let locked = error(Format::Sglang, 401, "");
+        assert!(
+            matches!(&locked, ResetError::Locked(url) if url == here),
+            "{locked}"
+        );
+        let other = error(Format::Vllm, 500, "oh");
+        let is_told = matches!(
+            &other,
+            ResetError::Status { url, status: StatusCode::INTERNAL_SERVER_ERROR, text } if url == here && text == "oh"
+        );
+        assert!(is_told, "{other}");
     }
 }

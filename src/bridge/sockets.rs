@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use kvatlas_telemetry::BridgeMetrics;
 use kvatlas_telemetry::labels::FrameFault;
 
-use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
+use super::frames::{FrameError, Numbered, parse_published, parse_replayed, replay_request};
 use super::zmtp::{
     MessageOrCommand, Mismatch, PeerConnection, ReadError, Role, push_message, split_endpoint,
 };
@@ -164,8 +164,8 @@ impl ReplaySocket {
         self.socket.send(&[&empty, &number], self.patience).await
     }
 
-    /// Waits for the next message of the answer.
-    pub(super) async fn next(&mut self) -> Result<ReplayMessage, SocketError> {
+    /// Waits for the next batch of the answer; `None` at its end.
+    pub(super) async fn next(&mut self) -> Result<Option<Numbered>, SocketError> {
         let patience = self.patience;
         let next = timeout(patience, self.socket.receive()).await;
         let frames = next.map_err(|_| SocketError::TimedOut(patience))??;

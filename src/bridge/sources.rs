@@ -19,8 +19,7 @@ use kvatlas_process::registry::NewEngine;
 use kvatlas_telemetry::BridgeMetrics;
 
 use super::dynamo::Records;
-use super::follower::FollowOptions;
-use super::holders::Holders;
+use super::follower::{FollowError, FollowOptions};
 use super::progress::{SharedProgress, log_untold};
 use super::server::OriginServer;
 use super::sockets::SocketError;
@@ -40,11 +39,26 @@ pub(super) enum FollowedSourceError {
     Publisher(#[from] PublisherError),
 }
 
+impl FollowedSourceError {
+    pub(super) fn broken(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Broken(error.into())
+    }
+}
+
 impl From<SocketError> for FollowedSourceError {
     fn from(error: SocketError) -> Self {
         match error.is_cut() {
             true => Self::Cut(error.into()),
-            false => Self::Broken(error.into()),
+            false => Self::broken(error),
+        }
+    }
+}
+
+impl From<FollowError> for FollowedSourceError {
+    fn from(error: FollowError) -> Self {
+        match error {
+            FollowError::Socket(error) => error.into(),
+            FollowError::Publisher(error) => error.into(),
         }
     }
 }
@@ -59,13 +73,21 @@ pub(super) trait FollowedSource: Send {
     ) -> impl Future<Output = Result<Infallible, FollowedSourceError>> + Send;
 
     /// Puts all holders out of sight (events may be missing), as the connection has broken.
-    fn disconnected(&mut self, task: &SourceTask) -> impl Future<Output = Result<(), PublisherError>> + Send;
+    fn disconnected(
+        &mut self,
+        task: &SourceTask,
+    ) -> impl Future<Output = Result<(), FollowedSourceError>> + Send;
 
-    /// Returns the holders, once the source is no longer followed.
-    fn into_holders(self) -> Holders;
+    /// Ends the reports about the source's holders. If `says_goodbye` is set, daemons forget the holders.
+    fn end(
+        self,
+        task: &SourceTask,
+        says_goodbye: bool,
+    ) -> impl Future<Output = Result<(), FollowedSourceError>> + Send;
 }
 
-/// Task that follows one source of events, which reports several holders.
+/// Task that follows one source of events, such as an engine: connects, follows, and connects again, until it is
+/// stopped.
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
     /// Server that reported the source; `None` if no server did. After each new connection, the server has to report the same
@@ -75,7 +97,9 @@ pub(super) struct SourceTask {
     pub(super) clock: BridgeClock,
     pub(super) progress: SharedProgress,
     pub(super) metrics: Arc<BridgeMetrics>,
+    /// Token that ends the task. Unless `says_goodbye` is set, daemons keep the holders until they are stale.
     pub(super) stop: CancellationToken,
+    /// Whether daemons are told to forget the holders at the end.
     pub(super) says_goodbye: Arc<AtomicBool>,
     /// Records of Dynamo's discovery; `None` if no place for records is configured.
     pub(super) records: Option<watch::Receiver<Arc<Records>>>,
@@ -100,15 +124,18 @@ impl SourceTask {
             if matches!(error, FollowedSourceError::Publisher(_)) {
                 return self.progress.ended(&self.engine, &error);
             }
-            self.progress.out_of_sight(&self.engine, &error);
-            if let Some(origin) = &self.origin {
-                origin.ask_again();
+            match &self.origin {
+                None => self.progress.out_of_sight(&self.engine, &error),
+                Some(origin) => {
+                    self.progress.out_of_sight(&self.engine, &origin.explain(&error));
+                    origin.ask_again();
+                }
             }
             if source.disconnected(&self).await.is_err() {
                 return;
             }
             if matches!(error, FollowedSourceError::Cut(_)) {
-                // After a broken bound, the count of failures continues, as it does for an engine.
+                // After a broken bound, the count of failures continues, although the connection had been made.
                 failures = failures.max(failed_before);
             }
             failures = failures.saturating_add(1);
@@ -118,7 +145,7 @@ impl SourceTask {
             }
         }
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
-        if let Err(error) = source.into_holders().end(says_goodbye).await {
+        if let Err(error) = source.end(&self, says_goodbye).await {
             log_untold(&self.engine, &error);
         }
     }

@@ -21,7 +21,7 @@ use kvatlas_core::wire::{Rank, WorkerName};
 use kvatlas_engines::subscribe::{KvEventFrame, SnapshotChunk};
 use kvatlas_engines::{DecodeLimits, EngineBatch, Reason};
 
-use super::grpc::{Frames, GrpcError};
+use super::grpc::Frames;
 use super::holders::Holders;
 use super::server::OriginServer;
 use super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
@@ -47,24 +47,6 @@ enum FrameStreamError {
         /// Index of the snapshot's chunk that was expected.
         due: u32,
     },
-    /// The publisher that reports to daemons failed, which ends following.
-    #[error(transparent)]
-    Publisher(#[from] PublisherError),
-}
-
-impl From<GrpcError> for FollowedSourceError {
-    fn from(error: GrpcError) -> Self {
-        Self::Broken(error.into())
-    }
-}
-
-impl From<FrameStreamError> for FollowedSourceError {
-    fn from(error: FrameStreamError) -> Self {
-        match error {
-            FrameStreamError::Publisher(error) => Self::Publisher(error),
-            error => Self::Broken(error.into()),
-        }
-    }
 }
 
 /// State of one rank's frames on the connection.
@@ -96,7 +78,8 @@ impl FollowedSource for SubscribedEvents {
         failures: &mut u32,
     ) -> Result<Infallible, FollowedSourceError> {
         let (engine, patience) = (&task.engine, task.options.patience);
-        let mut frames = Frames::subscribe(&engine.endpoint, engine.format, patience).await?;
+        let frames = Frames::subscribe(&engine.endpoint, engine.format, patience).await;
+        let mut frames = frames.map_err(FollowedSourceError::broken)?;
         if let Some(origin) = &task.origin {
             origin.confirmed().await;
         }
@@ -106,7 +89,7 @@ impl FollowedSource for SubscribedEvents {
         loop {
             let frame = tokio::select! {
                 biased;
-                frame = frames.next() => Some(frame?),
+                frame = frames.next() => Some(frame.map_err(FollowedSourceError::broken)?),
                 () = quiet.tick() => None,
             };
             if quiet.has_stalled(frame.is_none()) {
@@ -123,12 +106,12 @@ impl FollowedSource for SubscribedEvents {
         }
     }
 
-    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), PublisherError> {
-        self.lost().await
+    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), FollowedSourceError> {
+        Ok(self.lost().await?)
     }
 
-    fn into_holders(self) -> Holders {
-        self.holders
+    async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.end(says_goodbye).await?)
     }
 }
 
@@ -194,12 +177,12 @@ impl SubscribedEvents {
     }
 
     /// Applies a frame. A report of load changes nothing.
-    async fn apply(&mut self, frame: &KvEventFrame) -> Result<(), FrameStreamError> {
+    async fn apply(&mut self, frame: &KvEventFrame) -> Result<(), FollowedSourceError> {
         if frame.is_load() {
             return Ok(());
         }
         let rank = frame.rank().unwrap_or(self.rank);
-        let begins = self.note(rank, frame)?;
+        let begins = self.note(rank, frame).map_err(FollowedSourceError::broken)?;
         let has_missed = self.ranks.get(&rank).is_some_and(|stream| stream.missed > 0);
         let Some(relay) = self.holders.get(&self.worker, rank).await else {
             return Ok(());

@@ -51,18 +51,6 @@ pub(super) enum PollError {
     /// The endpoint is no HTTP address.
     #[error("{0} is not http://HOST:PORT")]
     Endpoint(String),
-    /// The publisher that reports to daemons failed, which ends following.
-    #[error(transparent)]
-    Publisher(#[from] PublisherError),
-}
-
-impl From<PollError> for FollowedSourceError {
-    fn from(error: PollError) -> Self {
-        match error {
-            PollError::Publisher(error) => Self::Publisher(error),
-            error => Self::Broken(error.into()),
-        }
-    }
 }
 
 /// Parses the address of a server's events.
@@ -189,7 +177,8 @@ impl FollowedSource for ServerEvents {
         task: &SourceTask,
         failures: &mut u32,
     ) -> Result<Infallible, FollowedSourceError> {
-        let mut poller = Poller::new(&task.engine.endpoint, task.options.patience)?;
+        let mut poller =
+            Poller::new(&task.engine.endpoint, task.options.patience).map_err(FollowedSourceError::broken)?;
         let mut stalls = task.stall_watch();
         loop {
             let look = stalls.look();
@@ -212,12 +201,12 @@ impl FollowedSource for ServerEvents {
         }
     }
 
-    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), PublisherError> {
-        self.holders.lost().await
+    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.lost().await?)
     }
 
-    fn into_holders(self) -> Holders {
-        self.holders
+    async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.end(says_goodbye).await?)
     }
 }
 
@@ -255,7 +244,7 @@ impl ServerEvents {
                 self.holders.lost().await?;
             }
             if let Some(answered) = answered {
-                return Ok(answered?);
+                return answered.map_err(FollowedSourceError::broken);
             }
             for (_, _, relay) in self.holders.all().filter(|(_, _, relay)| relay.is_in_sight()) {
                 relay.seen(task.options.look_interval_max()).await?;

@@ -224,10 +224,10 @@ impl BridgeArguments {
         bridge.start(&nats);
         let place = admin.as_ref().map(AdminServer::local_addr);
         let presence = CancellationToken::new();
-        let until = presence.clone();
-        tokio::spawn(
-            async move { present_bridge(nats, &config.subjects.prefix, place, subjects, until).await },
-        );
+        let (until, refused) = (presence.clone(), bridge.refused_optional().clone());
+        tokio::spawn(async move {
+            present_bridge(nats, &config.subjects.prefix, place, subjects, until, &refused).await;
+        });
         tracing::info!(engines = engines.len(), "the bridge follows engines");
         tokio::spawn(supervisor::keep_watchdog());
         let signal = tokio::select! {
@@ -322,6 +322,7 @@ fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &Connect
             refused: Refused::Subscription(Some(subject)),
             words,
         }) if subject == commands || subject.starts_with(SERVICES) => {
+            bridge.refused_optional().count();
             log_gated!(
                 warn "kvatlas admin reset is not heard, or kvatlas doctor does not find the bridge by itself";
                 subject, words

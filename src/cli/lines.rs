@@ -131,7 +131,7 @@ mod tests {
         let lines: Vec<_> = numbered(input).collect();
         assert_eq!(lines.len(), 3);
         let error = lines[1].as_ref().unwrap_err();
-        assert!(error.to_string().starts_with("line 2: "), "{error}");
+        assert!(matches!(error, LineError::NotText { number: 2 }), "{error}");
         assert!(error.is_of_one_line());
         assert_eq!(lines[2].as_ref().unwrap().number, 3);
     }

@@ -6,9 +6,11 @@ use clap::Args;
 use kvatlas_client::unix_time_us;
 use kvatlas_daemon::costs::Cost;
 use kvatlas_daemon::runbook::mend_for;
+use kvatlas_process::setup::Setup;
 use serde::{Deserialize, Serialize};
 
 use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
+use super::doctor::Hashed;
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
 use super::missing::{GatewayOutage, UnansweringShard};
@@ -50,9 +52,9 @@ struct HoldersPage {
 
 /// Status of a daemon: the answer of its route `/index`, its readiness, and its degraded holders.
 #[derive(Debug, Deserialize, Serialize)]
-struct Status {
+pub(super) struct Status {
     #[serde(default)]
-    role: ProcessRole,
+    pub(super) role: ProcessRole,
     #[serde(skip_deserializing)]
     ready: bool,
     /// Reasons why the daemon is not ready; empty if it is ready.
@@ -62,29 +64,34 @@ struct Status {
     messages_waiting: u64,
     /// Error of the last attempt to write a snapshot; `None` if that attempt had no error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    snapshot_error: Option<String>,
+    pub(super) snapshot_error: Option<String>,
     /// Error of the last attempt to send a snapshot to the Object Store; `None` if that attempt had no error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    snapshot_upload_error: Option<String>,
+    pub(super) snapshot_upload_error: Option<String>,
     /// Time for which the NATS server has been silent, in microseconds; `None` if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    broker_silent_us: Option<u64>,
+    pub(super) broker_silent_us: Option<u64>,
     /// Shards that do not answer this gateway.
     #[serde(default)]
-    missing_shards: Vec<UnansweringShard>,
+    pub(super) missing_shards: Vec<UnansweringShard>,
     /// Outage of this gateway, which no shard answers; `None` if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    shard_outage: Option<GatewayOutage>,
+    pub(super) shard_outage: Option<GatewayOutage>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    strays: Vec<StrayNamespace>,
-    namespaces: Vec<NamespaceStatus>,
+    pub(super) strays: Vec<StrayNamespace>,
+    /// Needs of the daemon (message size, stream, disk space). An older daemon leaves them out.
+    #[serde(default, skip_serializing)]
+    pub(super) setup: Option<Setup>,
+    pub(super) namespaces: Vec<NamespaceStatus>,
 }
 
+/// Status of a namespace. An older daemon leaves some fields out.
 #[derive(Debug, Default, Deserialize, Serialize)]
-struct NamespaceStatus {
-    namespace: String,
-    holders: u64,
+#[serde(default)]
+pub(super) struct NamespaceStatus {
+    pub(super) namespace: String,
+    pub(super) holders: u64,
     #[serde(skip_deserializing)]
     degraded: u64,
     /// Number of degraded holders, by reason. A holder with several reasons is counted under each of them.
@@ -93,23 +100,17 @@ struct NamespaceStatus {
     distinct_blocks: u64,
     held_blocks: u64,
     /// Number of holders whose block size is guessed, because nobody tells it.
-    #[serde(default)]
-    unsized_holders: u64,
+    pub(super) unsized_holders: u64,
     /// Number of holders whose epoch, read as a time, is later than the daemon's clock.
-    #[serde(default)]
-    epochs_ahead: u64,
+    pub(super) epochs_ahead: u64,
     /// Names of some holders whose epoch, read as a time, is later than the daemon's clock. The names are sorted.
-    #[serde(default)]
-    ahead: Vec<String>,
+    pub(super) ahead: Vec<String>,
     /// Names of some publishers whose batches are dropped. The daemon keeps no holder for them.
-    #[serde(default)]
-    refused_publishers: Vec<String>,
+    pub(super) refused_publishers: Vec<String>,
     /// Publishers whose batches are dropped, each with the reason.
-    #[serde(default)]
-    refused: Vec<PublisherRefusal>,
+    pub(super) refused: Vec<PublisherRefusal>,
     /// Numbers of recent answers about the namespace: all of them, and those that were not exact.
-    #[serde(default)]
-    cost: Option<Cost>,
+    pub(super) cost: Option<Cost>,
     /// Names of some degraded holders, in the order of their names.
     #[serde(skip_deserializing)]
     named: Vec<String>,
@@ -118,8 +119,10 @@ struct NamespaceStatus {
     #[serde(skip)]
     doubts: Vec<DoubtedHolder>,
     /// Holders of which exact answers promise more blocks than requests find.
-    #[serde(default)]
-    broken_promises: Vec<BrokenPromise>,
+    pub(super) broken_promises: Vec<BrokenPromise>,
+    /// Settings that decide how the daemon hashes the namespace.
+    #[serde(flatten, skip_serializing)]
+    pub(super) hashed: Option<Hashed>,
 }
 
 /// Prints the status. Fails unless all is well:
@@ -407,6 +410,7 @@ mod tests {
             missing_shards: Vec::new(),
             shard_outage: None,
             strays: Vec::new(),
+            setup: None,
             namespaces: vec![namespace("llama"), namespace("qwen")],
         }
     }

@@ -20,6 +20,7 @@
 //! hashing = "recompute"
 //! ```
 
+mod authentication;
 mod combinations;
 mod declare;
 mod dynamo;

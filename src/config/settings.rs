@@ -22,7 +22,7 @@ use super::rule::{
     Rule, boolean, bytes, choice, components, integer, listen_address, milliseconds, milliseconds_or_never,
     optional, optional_text, path, seconds, secret, server_urls, text,
 };
-use super::types::{Authentication, Depth, GrpcWriting, SharedAuthentication, Transport};
+use super::types::{Depth, GrpcWriting, SharedAuthentication, Transport};
 use kvatlas_telemetry::LogFormat;
 
 /// Environment variable that names the configuration file. The command line reads it.
@@ -90,7 +90,7 @@ tables! {
     }
 
     /// Settings for authenticating to NATS.
-    Credentials in [nats] {
+    pub(super) Credentials in [nats] {
         /// NATS credentials file (JWT and seed) to authenticate with; read anew for every connection.
         credentials_file: Option<PathBuf> = "", path(Kind::OptionalFile) => live;
         /// File with the seed of an NKey to authenticate to NATS with; read anew for every connection.
@@ -472,37 +472,6 @@ tables! {
 }
 
 impl Copy for NamespaceConfig {}
-
-impl SettingTable for SharedAuthentication {
-    fn settings() -> Vec<Setting> {
-        Credentials::settings()
-    }
-
-    fn read(values: Values<'_>) -> Result<Self, ConfigError> {
-        let Credentials {
-            credentials_file,
-            nkey_seed_file,
-            token,
-            user,
-            password,
-        } = Credentials::read(values)?;
-        // `combinations` has checked that at most one way is given.
-        let ways = [
-            credentials_file.map(Authentication::CredentialsFile),
-            nkey_seed_file.map(Authentication::NkeySeedFile),
-            token.map(Authentication::Token),
-            password.map(|password| Authentication::UserPassword { user, password }),
-        ];
-        let given = ways.into_iter().flatten().next();
-        Ok(SharedAuthentication::new(
-            given.unwrap_or(Authentication::Anonymous),
-        ))
-    }
-
-    fn take_live(&mut self, other: &Self) {
-        self.clone_from(other);
-    }
-}
 
 /// Reads the settings of the Object Store; `None` if they name no bucket.
 impl SettingTable for Option<ObjectStoreConfig> {

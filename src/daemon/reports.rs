@@ -3,12 +3,13 @@
 
 use async_nats::Message;
 use bytes::Bytes;
-use futures_util::StreamExt;
 
 use crate::responder::Responder;
 use crate::shared::{Shared, Stage};
 use kvatlas_core::wire::{PROTOCOL_VERSION, ReportReply, WireError};
-use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
+use kvatlas_process::broker::{
+    Buffer, ConnectError, ConnectionNotice, LastingSubscription, RefusedSubscriptions, connect_counted,
+};
 use kvatlas_telemetry::labels::{Connection, LabelValue};
 
 /// Maximum number of reports that wait on the connection. Further reports are dropped, and counted as losses of a slow
@@ -40,17 +41,17 @@ pub(crate) async fn start_reports(
 ) -> Result<(), ConnectError> {
     let name = told.connection.as_str();
     let buffer = Buffer::of_messages(WAITING_MAX);
-    let client = connect_counted(&shared.nats, told.connection, name, buffer, |_| {}).await?;
+    let refused = RefusedSubscriptions::default();
+    let counted = refused.clone();
+    let notice = move |notice: &ConnectionNotice| counted.note(notice);
+    let client = connect_counted(&shared.nats, told.connection, name, buffer, notice).await?;
     let (subjects, shard) = (shared.subjects.clone(), shared.config.sharding.shard);
     let responder = Responder::new(client.clone(), subjects, shard);
     let stop = stage.stop.clone();
     stage.tasks.spawn(async move {
         let hear = async {
-            let subscribed = match told.group {
-                Some(group) => client.queue_subscribe(told.subjects, group).await,
-                None => client.subscribe(told.subjects).await,
-            };
-            let mut reports = match subscribed {
+            let subscribed = LastingSubscription::new(client, told.subjects, told.group, &refused);
+            let mut reports = match subscribed.await {
                 Ok(reports) => reports,
                 Err(error) => return tracing::error!(%error, "{name} are not heard"),
             };

@@ -78,12 +78,19 @@ impl Shared {
     /// to answers.
     fn answerer(&self, subjects: &Subjects, limits: &Live<WireLimits>) -> Answerer {
         let (namespaces, trust) = (Arc::clone(&self.namespaces), Arc::clone(&self.trust));
-        let freshness = self.pool.freshness();
+        let (freshness, strays) = (self.pool.freshness(), self.pool.stray_names());
         Answerer {
             sample: Some(Arc::clone(&self.sample)),
             heavy_turns: Arc::clone(&self.heavy_turns),
             hints: self.hints.clone(),
-            ..Answerer::new(namespaces, trust, freshness, subjects.clone(), limits.clone())
+            ..Answerer::new(
+                namespaces,
+                trust,
+                freshness,
+                strays,
+                subjects.clone(),
+                limits.clone(),
+            )
         }
     }
 }

@@ -79,11 +79,11 @@ mod tests {
         namespace
             .indexer
             .refused()
-            .note(&refused, Some(0), "undecodable", at(1));
+            .note(&refused, 0, "undecodable", at(1));
         namespace
             .indexer
             .refused()
-            .note(&refused, Some(0), "other_settings", at(9));
+            .note(&refused, 0, "other_settings", at(9));
         let register = |name: &str, epoch_since_us: u64| {
             let id = HolderId {
                 worker: worker(name),

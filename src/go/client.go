@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -34,6 +35,9 @@ type Client struct {
 	connection *nats.Conn
 	subjects   subjects
 	patience   time.Duration
+	inboxes    string
+	// deaf is the number of the connection's link, from 1, on which the server has removed the subscription to the answers to all requests.
+	deaf atomic.Uint64
 }
 
 // NewClient makes a client on a connection, which stays the caller's.
@@ -45,7 +49,10 @@ func NewClient(connection *nats.Conn, options ClientOptions) (*Client, error) {
 	if options.Patience <= 0 {
 		options.Patience = 5 * time.Second
 	}
-	return &Client{connection, named, options.Patience}, nil
+	// The prefix of inboxes is the connection's.
+	inbox := connection.NewInbox()
+	inboxes := inbox[:strings.LastIndexByte(inbox, '.')+1]
+	return &Client{connection: connection, subjects: named, patience: options.Patience, inboxes: inboxes}, nil
 }
 
 // Query says which holders hold how long a prefix.
@@ -146,7 +153,7 @@ func (c *Client) ask(ctx context.Context, subject string, payload []byte) (*nats
 	}
 	before := c.connection.LastError()
 	for begun := time.Now(); ; {
-		answer, err := c.connection.RequestWithContext(ctx, subject, payload)
+		answer, err := c.send(ctx, subject, payload)
 		if last := c.connection.LastError(); err != nil && last != before && isRefusal(last, "Publish", subject) {
 			return nil, fmt.Errorf("%w: %v", ErrNotPermitted, last)
 		}
@@ -157,6 +164,45 @@ func (c *Client) ask(ctx context.Context, subject string, payload []byte) (*nats
 			return nil, err
 		}
 	}
+}
+
+// send sends a request once. nats.go has one subscription to the answers to all requests, and makes it again on a new link only: where the server
+// has removed it, each request has a subscription of its own until then.
+func (c *Client) send(ctx context.Context, subject string, payload []byte) (*nats.Msg, error) {
+	link := c.connection.Stats().Reconnects + 1
+	if isRefusal(c.connection.LastError(), "Subscription", c.inboxes) {
+		c.deaf.Store(link)
+	}
+	if c.deaf.Load() == link {
+		return c.sendAlone(ctx, subject, payload)
+	}
+	answer, err := c.connection.RequestWithContext(ctx, subject, payload)
+	// Only the last error of a connection is known: that refusal may have been one before it.
+	if err != nil && ctx.Err() != nil && isAnyRefusal(c.connection.LastError()) {
+		c.deaf.Store(link)
+	}
+	return answer, err
+}
+
+// sendAlone sends a request whose answer has a subscription of its own.
+func (c *Client) sendAlone(ctx context.Context, subject string, payload []byte) (*nats.Msg, error) {
+	inbox := c.connection.NewInbox()
+	answers, err := c.connection.SubscribeSync(inbox)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = answers.Unsubscribe() }()
+	if err := c.connection.PublishRequest(subject, inbox, payload); err != nil {
+		return nil, err
+	}
+	answer, err := answers.NextMsgWithContext(ctx)
+	if last := c.connection.LastError(); err != nil && isRefusal(last, "Subscription", inbox) {
+		return nil, fmt.Errorf("%w: %v", ErrNotPermitted, last)
+	}
+	if err == nil && len(answer.Data) == 0 && answer.Header.Get("Status") == "503" {
+		return nil, nats.ErrNoResponders
+	}
+	return answer, err
 }
 
 // explained is what an error of the connection means for a message.
@@ -176,24 +222,23 @@ func (c *Client) explained(err error, subject string, size int) error {
 	}
 }
 
-// isRefusal says whether an error of a connection is the server's refusal of a message (Publish) or a subscription (Subscription). Versions
-// of the server and of its client differ in upper and lower case.
+// isRefusal says whether an error of a connection is the server's refusal of a message (Publish) or a subscription (Subscription) to a subject,
+// which is all of it or, with a dot at its end, its beginning. Versions of the server and of its client differ in upper and lower case.
 func isRefusal(err error, of, subject string) bool {
-	refused := fmt.Sprintf("permissions violation for %s to %q", of, subject)
+	refused := fmt.Sprintf("permissions violation for %s to \"%s", of, subject)
+	if !strings.HasSuffix(subject, ".") {
+		refused += "\""
+	}
 	return err != nil && strings.Contains(strings.ToLower(err.Error()), strings.ToLower(refused))
 }
 
 // within does something on a connection, and ends with the context, whatever the connection does: it holds its lock while a silent server
 // takes nothing. What is late goes on in the background.
 func within[T any](ctx context.Context, do func() (T, error)) (T, error) {
-	type outcome struct {
-		value T
-		err   error
-	}
-	done := make(chan outcome, 1)
+	done := make(chan ended[T], 1)
 	go func() {
 		value, err := do()
-		done <- outcome{value, err}
+		done <- ended[T]{value, err}
 	}()
 	select {
 	case found := <-done:
@@ -209,6 +254,12 @@ func within[T any](ctx context.Context, do func() (T, error)) (T, error) {
 		var none T
 		return none, fmt.Errorf("kvatlas: NATS takes nothing: %w", ctx.Err())
 	}
+}
+
+// ended is what within has to wait for. Go 1.19 takes no type inside of a function with type parameters.
+type ended[T any] struct {
+	value T
+	err   error
 }
 
 // withPatience gives a context without a deadline one.

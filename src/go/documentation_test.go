@@ -19,6 +19,9 @@ func TestProgramInReadmeRuns(t *testing.T) {
 	if !is {
 		t.Fatal("README.md has no program")
 	}
+	if !strings.Contains(source, "nats.IgnoreAuthErrorAbort()") {
+		t.Error("its connection does not outlast a password that is wrong for a while")
+	}
 	w := newWorld(t)
 	directory := t.TempDir()
 	file, built := filepath.Join(directory, "main.go"), filepath.Join(directory, "program")

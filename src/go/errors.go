@@ -52,3 +52,16 @@ func (r *RefusedError) Is(target error) bool {
 		return false
 	}
 }
+
+// unsent is ErrNotSent with its cause.
+type unsent struct {
+	what  string
+	cause error
+}
+
+func (u *unsent) Error() string { return fmt.Sprintf("%v: %s%v", ErrNotSent, u.what, u.cause) }
+
+// Is makes errors.Is(err, ErrNotSent) hold.
+func (u *unsent) Is(target error) bool { return target == ErrNotSent }
+
+func (u *unsent) Unwrap() error { return u.cause }

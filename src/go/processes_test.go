@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,32 +68,61 @@ func (p *process) kill() {
 	}
 }
 
-// startBroker starts a nats-server on a port of its own, and gives its address.
+// broker is a nats-server on a port of its own.
+type broker struct {
+	process
+	address, directory string
+}
+
+// startBroker starts a nats-server, and gives its address.
 func startBroker(t *testing.T, lines ...string) string {
 	t.Helper()
-	directory := t.TempDir()
-	configuration := filepath.Join(directory, "nats.conf")
-	if err := os.WriteFile(configuration, []byte("debug = false\n"+strings.Join(lines, "\n")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	broker := &process{t: t}
-	broker.spawn(program(t, "NATS_SERVER_BIN", "nats-server", "../../.tools/nats-server"), "-a", "127.0.0.1", "-p", "-1",
-		"-c", configuration, "--ports_file_dir", directory, "-l", filepath.Join(directory, "log"))
-	var address string
+	return newBroker(t, lines...).address
+}
+
+func newBroker(t *testing.T, lines ...string) *broker {
+	t.Helper()
+	b := &broker{process: process{t: t}, directory: t.TempDir()}
+	b.configure(lines)
+	b.spawn(program(t, "NATS_SERVER_BIN", "nats-server", "../../.tools/nats-server"), "-a", "127.0.0.1", "-p", "-1",
+		"-c", filepath.Join(b.directory, "nats.conf"), "--ports_file_dir", b.directory, "-l", filepath.Join(b.directory, "log"))
 	eventually(t, "the broker tells its port", func() bool {
-		files, _ := filepath.Glob(filepath.Join(directory, "*.ports"))
+		files, _ := filepath.Glob(filepath.Join(b.directory, "*.ports"))
 		for _, file := range files {
 			var ports struct{ Nats []string }
 			if text, err := os.ReadFile(file); err != nil || json.Unmarshal(text, &ports) != nil || len(ports.Nats) == 0 {
 				continue
 			}
 			if found, err := url.Parse(ports.Nats[0]); err == nil {
-				address = "nats://127.0.0.1:" + found.Port()
+				b.address = "nats://127.0.0.1:" + found.Port()
 			}
 		}
-		return address != ""
+		return b.address != ""
 	})
-	return address
+	return b
+}
+
+func (b *broker) configure(lines []string) {
+	b.t.Helper()
+	text := "debug = false\n" + strings.Join(lines, "\n")
+	if err := os.WriteFile(filepath.Join(b.directory, "nats.conf"), []byte(text), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// reload has it take another configuration; its connections stay, as far as that allows them.
+func (b *broker) reload(lines ...string) {
+	b.t.Helper()
+	reloads := func() int {
+		text, _ := os.ReadFile(filepath.Join(b.directory, "log"))
+		return strings.Count(string(text), "Reloaded server configuration")
+	}
+	before := reloads()
+	b.configure(lines)
+	if err := b.child.Process.Signal(syscall.SIGHUP); err != nil {
+		b.t.Fatal(err)
+	}
+	eventually(b.t, "the broker has taken its configuration", func() bool { return reloads() > before })
 }
 
 // daemon is `kvatlas serve`. What it knew before a start it has forgotten.

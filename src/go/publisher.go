@@ -34,13 +34,15 @@ type Publisher struct {
 	subject   string
 	publish   func(subject string, payload []byte) error
 	nats      *nats.Conn
-	questions *nats.Subscription
+	questions *listener
 	queue     *queue
 	answers   chan struct{}
 	counters  publisherCounters
 	// done is closed when nothing is published any more, and abort when what is queued is to be dropped.
 	done, abort chan struct{}
 	aborting    sync.Once
+	// isCut says that a batch met a closed connection, which takes nothing ever after.
+	isCut atomic.Bool
 
 	// lock guards the outbox: a batch is numbered and noted in one step.
 	lock   sync.Mutex
@@ -100,18 +102,18 @@ func startPublisher(
 		done: make(chan struct{}), abort: make(chan struct{}), outbox: newOutbox(options, time.Now()), told: connection.LastError(),
 	}
 	p.open = batcher{eventsMax: options.BatchEventsMax, bytesMax: options.BatchBytesMax, seal: p.send}
-	if p.questions, err = connection.Subscribe(fmt.Sprintf("%s.%d", asked, options.Rank), p.answer); err != nil {
-		return nil, fmt.Errorf("kvatlas: %w", err)
+	told := p.told
+	if p.questions, err = listen(connection, fmt.Sprintf("%s.%d", asked, options.Rank), p.answer); err != nil {
+		return nil, err
 	}
-	if err := p.questions.SetPendingLimits(questionsMax, questionsBytesMax); err != nil {
-		return nil, fmt.Errorf("kvatlas: %w", err)
-	}
+	go p.questions.keep(told, p.done, options.Log)
 	go p.run()
 	return p, nil
 }
 
 // Publish publishes events in order, and waits while the queue is full. The events of a call are one batch, and so one step for those who
-// ask, where they are of one tier and fit into one; what is larger is cut.
+// ask, where they are of one tier and fit into one; what is larger is cut. Once a batch has met a closed connection, it fails with ErrNotSent and
+// nats.ErrConnectionClosed.
 func (p *Publisher) Publish(ctx context.Context, events ...Event) error {
 	next, err := p.checked(events)
 	if err != nil || len(next.changes) == 0 {
@@ -175,7 +177,7 @@ func (p *Publisher) Close(ctx context.Context) error {
 	}
 	_, err := within(ctx, func() (any, error) {
 		<-p.done
-		return nil, p.questions.Unsubscribe()
+		return nil, p.questions.end()
 	})
 	if late == nil && err != nil && !errors.Is(err, nats.ErrBadSubscription) && !errors.Is(err, nats.ErrConnectionClosed) {
 		return fmt.Errorf("kvatlas: %w", err)
@@ -201,6 +203,9 @@ func (p *Publisher) Counters() PublisherCounters {
 
 // checked makes a call of events. Those without a block say nothing, and are left out.
 func (p *Publisher) checked(events []Event) (call, error) {
+	if p.isCut.Load() {
+		return call{}, &unsent{"connect anew, and start another publisher: ", nats.ErrConnectionClosed}
+	}
 	var next call
 	for _, event := range events {
 		if event == nil {
@@ -239,7 +244,7 @@ func (p *Publisher) confirmed(ctx context.Context, reached <-chan flushed) (Curs
 		return p.refused(), nil
 	})
 	if err != nil {
-		return found.cursor, fmt.Errorf("%w: %v", ErrNotSent, err)
+		return found.cursor, &unsent{"", err}
 	}
 	return found.cursor, refusal
 }
@@ -252,7 +257,7 @@ func (p *Publisher) refused() error {
 	defer p.lock.Unlock()
 	isNew := last != p.told
 	p.told = last
-	if isNew && (isRefusal(last, "Publish", p.subject) || isRefusal(last, "Subscription", p.questions.Subject)) {
+	if isNew && (isRefusal(last, "Publish", p.subject) || isRefusal(last, "Subscription", p.questions.subject)) {
 		return fmt.Errorf("%w: %v; give the user the right to it", ErrNotSent, last)
 	}
 	return nil
@@ -337,12 +342,13 @@ func (p *Publisher) send(tier Tier, changes []change) {
 	p.lock.Unlock()
 	if err == nil {
 		err = p.handOver(payload)
+		p.isCut.Store(errors.Is(err, nats.ErrConnectionClosed))
 	}
 	p.sealed = now
 	switch {
 	case err != nil:
 		p.counters.batchesFailed.Add(1)
-		p.failure = fmt.Errorf("%w: batch %d: %v", ErrNotSent, cursor.Seq, err)
+		p.failure = &unsent{fmt.Sprintf("batch %d: ", cursor.Seq), err}
 		p.options.Log(fmt.Sprintf("%s: %v", p.subject, p.failure))
 	case len(changes) == 0:
 		p.counters.heartbeatsSent.Add(1)

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use kvatlas_client::{rfc3339, unix_time_us};
 use kvatlas_core::wire::{Subjects, WireError};
 
-use crate::broker::SubscribeError;
+use crate::broker::{LastingSubscription, RefusedSubscriptions, SubscribeError};
 use crate::{BRIDGE, instance_name};
 
 /// Name of the service. Every daemon, gateway and bridge is one instance of it.
@@ -138,13 +138,14 @@ impl About<'_> {
 }
 
 /// Answers the protocol's questions on `client` for a bridge, until `stop` is cancelled. A bridge takes no requests. If NATS
-/// refuses the bridge's subscriptions, tools do not find the bridge.
+/// refuses the bridge's subscriptions, tools do not find the bridge. `refused` must count these refusals.
 pub async fn present_bridge(
     client: Client,
     prefix: &str,
     admin: Option<SocketAddr>,
     contract: Subjects,
     stop: CancellationToken,
+    refused: &RefusedSubscriptions,
 ) {
     let about = About {
         instance: instance_name(BRIDGE),
@@ -154,7 +155,7 @@ pub async fn present_bridge(
         admin,
     };
     let presence = Presence::new(client, about, None, contract);
-    if let Err(error) = presence.run(stop).await {
+    if let Err(error) = presence.run(stop, refused).await {
         tracing::debug!(%error, "nobody finds the bridge among the services any more");
     }
 }
@@ -190,12 +191,17 @@ impl Presence {
         }
     }
 
-    /// Answers questions until `stop` is cancelled.
+    /// Answers questions until `stop` is cancelled. `refused` must count the refusals of the subscriptions to
+    /// questions.
     ///
     /// # Errors
     ///
     /// [`SubscribeError`] if the connection is closed.
-    pub async fn run(self, stop: CancellationToken) -> Result<(), SubscribeError> {
+    pub async fn run(
+        self,
+        stop: CancellationToken,
+        refused: &RefusedSubscriptions,
+    ) -> Result<(), SubscribeError> {
         let mut questions = Vec::new();
         for verb in ["PING", "INFO", "STATS"] {
             for subject in [
@@ -203,8 +209,8 @@ impl Presence {
                 format!("$SRV.{verb}.{NAME}"),
                 format!("$SRV.{verb}.{NAME}.{}", self.id),
             ] {
-                let subscribed = self.client.subscribe(subject.clone()).await;
-                questions.push(subscribed.map_err(|error| SubscribeError::new(&subject, &error))?);
+                let subscribed = LastingSubscription::new(self.client.clone(), subject, None, refused);
+                questions.push(Box::pin(subscribed.await?.into_stream()));
             }
         }
         let mut questions = select_all(questions);

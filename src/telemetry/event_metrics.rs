@@ -194,13 +194,21 @@ impl EventMetrics {
     }
 
     /// Logs that two publishers claim the same holder. The daemon follows the publisher with the epoch `believed`, and
-    /// drops the batches of the other, whose epoch `lower` is lower. Call it once, when the second publisher appears.
-    /// [`Self::contest_ended`] logs the end of this state.
-    pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
-        log_gated!(
-            warn "two publishers claim a worker: batches of a lower epoch are dropped";
-            namespace = &*self.namespace, worker, data_parallel_rank, believed_epoch = believed, lower_epoch = lower
-        );
+    /// drops the batches of the other. The epoch `other` is lower, or too far ahead of the clock. Call it once, when the
+    /// second publisher appears. [`Self::contest_ended`] logs the end of this state.
+    pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, other: u64) {
+        let namespace = &*self.namespace;
+        if other > believed {
+            log_gated!(
+                warn "two publishers claim a worker: batches of an epoch far ahead of the clock are dropped";
+                namespace, worker, data_parallel_rank, believed_epoch = believed, higher_epoch = other
+            );
+        } else {
+            log_gated!(
+                warn "two publishers claim a worker: batches of a lower epoch are dropped";
+                namespace, worker, data_parallel_rank, believed_epoch = believed, lower_epoch = other
+            );
+        }
     }
 
     /// Counts a batch that was dropped because its settings differ from those of the namespace. All later batches of its holder
@@ -226,11 +234,11 @@ impl EventMetrics {
     }
 
     /// Logs that only one publisher still claims the holder. Reports the number `batches` of dropped batches of the
-    /// other publisher, whose epoch was `lower`.
-    pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, lower: u64) {
+    /// other publisher, whose epoch was `other`.
+    pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, other: u64) {
         log_gated!(
             info "worker is claimed by one publisher again";
-            namespace = &*self.namespace, worker, data_parallel_rank, batches, lower_epoch = lower
+            namespace = &*self.namespace, worker, data_parallel_rank, batches, other_epoch = other
         );
     }
 

@@ -304,7 +304,7 @@ label_values! {
         Delivery => "delivery",
         /// A message was skipped on its way to the daemon.
         Skipped => "skipped",
-        /// The stream is gone, or another stream has taken its place.
+        /// The stream is gone or was changed, or another stream has taken its place.
         Stream => "stream",
     }
 }

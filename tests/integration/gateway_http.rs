@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use kvatlas_client::QueryClient;
+use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
-    Event, EventBatch, NamespaceName, Profile, RemovedBlocks, Resumable, Shard, StoredBlocks, Subjects, Tier,
-    WorkerName,
+    ErrorCode, Event, EventBatch, NamespaceName, Profile, RemovedBlocks, Resumable, Shard, StoredBlocks,
+    Subjects, Tier, WorkerName,
 };
 use kvatlas_daemon::Daemon;
 use serde_json::{Value, json};
@@ -175,7 +175,8 @@ impl Site {
             }
             eventually("everybody is known", async || {
                 let unknown = queries.status(&"nobody".parse().unwrap()).await.unwrap_err();
-                unknown.to_string().contains("404").then_some(())
+                let code = ErrorCode::UnknownNamespace;
+                matches!(unknown, ClientError::Refused(error) if error.code == code).then_some(())
             })
             .await;
         }

@@ -504,6 +504,69 @@ async fn a_stream_of_something_else_is_not_taken_for_the_events() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_changed_is_noticed_and_what_was_lost_meanwhile_is_in_doubt() {
+    let broker = Restartable::start(&server()).await;
+    let client = Client::connect(broker.url()).await;
+    let daemon = daemon(broker.url(), &[JETSTREAM]).await;
+    let admin = daemon.admin_address().unwrap();
+    let mut publisher = client.publisher("gpu-0", 0);
+    assert!(
+        client
+            .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 4))])
+            .await
+            .exact
+    );
+
+    let jetstream = jetstream::new(client.nats.clone());
+    let right = jetstream
+        .get_stream(STREAM)
+        .await
+        .unwrap()
+        .cached_info()
+        .config
+        .clone();
+    for (change, words) in [
+        (
+            jetstream::stream::Config {
+                subjects: vec!["other.>".to_owned()],
+                ..right.clone()
+            },
+            "other.>",
+        ),
+        (
+            jetstream::stream::Config {
+                discard: jetstream::stream::DiscardPolicy::New,
+                max_messages: 1000,
+                ..right.clone()
+            },
+            "discard = new",
+        ),
+    ] {
+        jetstream.update_stream(change).await.unwrap();
+        eventually("the stream is the reason", async || {
+            let (code, body) = http_get(admin, "/readyz");
+            (code == 503 && body.contains(words)).then_some(())
+        })
+        .await;
+        assert!(!client.holder("gpu-0", 0).await.unwrap().exact);
+        jetstream.update_stream(right.clone()).await.unwrap();
+        tokio::time::timeout(PATIENCE, daemon.ready())
+            .await
+            .expect("ready again");
+        // The stream's numbers do not show that a message was not kept.
+        eventually("the stream is read", async || {
+            let (code, _) = http_get(admin, "/readyz");
+            (code == 200).then_some(())
+        })
+        .await;
+        assert!(!client.holder("gpu-0", 0).await.unwrap().exact);
+        let more = vec![stored(hashes(10, 4))];
+        assert!(client.tell(&mut publisher, "gpu-0", 0, more).await.exact);
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_embedded_server_has_jetstream_where_it_is_needed() {
     let given = [
         ("nats.embedded", "true"),

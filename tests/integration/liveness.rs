@@ -184,6 +184,34 @@ impl FullState for NoBlocks {
     }
 }
 
+/// Starts a publisher that publishes in turns. Returns its turns and its term, which has not begun, too.
+async fn publisher_in_turn(
+    nats: async_nats::Client,
+    heartbeat_interval: Duration,
+) -> (watch::Sender<Option<u64>>, Term, HolderPublisher) {
+    let (turns, turn) = watch::channel(None);
+    let term = Term::default();
+    let voice = Voice {
+        turn,
+        term: term.clone(),
+        epoch: Arc::default(),
+    };
+    let holder = PublishedHolder {
+        namespace: NamespaceName::new("llama").unwrap(),
+        worker: WorkerName::new(GPU).unwrap(),
+        rank: 0,
+    };
+    let options = PublisherOptions {
+        heartbeat_interval,
+        ..PublisherOptions::default()
+    };
+    let state: SharedState = Arc::new(Mutex::new(NoBlocks));
+    let publisher = HolderPublisher::start_in_turn(nats, &subjects(), holder, options, state, voice)
+        .await
+        .unwrap();
+    (turns, term, publisher)
+}
+
 /// A publisher has the right to publish (its turn) only for a time, which ends early when the broker cannot be reached.
 /// When a turn has ended so, the publisher must report its holder in doubt, because batches that still wait in the
 /// client could arrive late.
@@ -199,26 +227,7 @@ async fn a_turn_that_lapses_ends_in_doubt() {
             .unwrap();
         EventBatch::decode(&message.payload, &WireLimits::default()).unwrap()
     };
-    let (turns, turn) = watch::channel(None);
-    let term = Term::default();
-    let voice = Voice {
-        turn,
-        term: term.clone(),
-        epoch: Arc::default(),
-    };
-    let holder = PublishedHolder {
-        namespace: NamespaceName::new("llama").unwrap(),
-        worker: WorkerName::new(GPU).unwrap(),
-        rank: 0,
-    };
-    let options = PublisherOptions {
-        heartbeat_interval: Duration::from_secs(3600),
-        ..PublisherOptions::default()
-    };
-    let state: SharedState = Arc::new(Mutex::new(NoBlocks));
-    let publisher = HolderPublisher::start_in_turn(nats, &subjects(), holder, options, state, voice)
-        .await
-        .unwrap();
+    let (turns, term, publisher) = publisher_in_turn(nats, Duration::from_secs(3600)).await;
     let in_an_hour = Instant::now() + Duration::from_secs(3600);
     for (turn, has_lapsed) in [(1, false), (2, true), (3, false)] {
         term.extend(in_an_hour);
@@ -243,4 +252,27 @@ async fn a_turn_that_lapses_ends_in_doubt() {
     }
     turns.send_replace(Some(4));
     assert_eq!(next().await.events, []);
+}
+
+/// A bridge extends its term when its beat comes back. A publisher that hears of its turn while the term is over must
+/// still begin to publish once the term is extended, because nothing else wakes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_begins_while_the_term_is_over_is_taken_when_the_term_goes_on() {
+    let broker = broker().await;
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let mut told = nats.subscribe(subjects().all_events()).await.unwrap();
+    nats.flush().await.unwrap();
+    let (turns, term, publisher) = publisher_in_turn(nats, Duration::from_millis(10)).await;
+    turns.send_replace(Some(7));
+    // The publisher hears of its turn before it has answered these.
+    for _ in 0..16 {
+        publisher.flush().await.unwrap();
+    }
+    term.extend(Instant::now() + Duration::from_secs(3600));
+    let message = tokio::time::timeout(PATIENCE, told.next())
+        .await
+        .unwrap()
+        .unwrap();
+    let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
+    assert_eq!(batch.epoch, publisher.cursor().epoch);
 }

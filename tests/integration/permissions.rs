@@ -617,8 +617,10 @@ async fn a_publish_that_the_server_refuses_is_an_error_of_the_library() {
 
     let others = publish_with_library(broker.url(), "gpu-1").await;
     let refused = others.flush().await.unwrap_err();
-    assert!(matches!(&refused, PublisherError::Refused { .. }), "{refused}");
-    assert!(refused.to_string().contains("Permissions Violation"), "{refused}");
+    assert!(
+        matches!(&refused, PublisherError::Refused { words } if words.contains("Permissions Violation")),
+        "{refused}"
+    );
     assert!(others.counters().batches_refused >= 1);
     // The publisher continues after a refusal, because its next batch may be accepted.
     let events = vec![stored(hashes(4, 3))];

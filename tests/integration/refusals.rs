@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvatlas_client::QueryClient;
 use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublishedHolder, PublisherOptions};
-use kvatlas_core::wire::{BatchCursor, Tier};
+use kvatlas_core::wire::{AdminCommand, AdminRequest, BatchCursor, Hint, Outcome, Tier};
 use kvatlas_daemon::Daemon;
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,22 +14,31 @@ use serde_json::Value;
 use crate::support::jetstream::JETSTREAM;
 use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, config, engine, eventually, hashes, http_get, matches, namespace, reasons, server,
-    stored, stored_after, subjects, worker,
+    Client, PATIENCE, by_sequence, config, engine, eventually, hashes, http_get, matches, namespace, reasons,
+    server, stored, stored_after, subjects, worker,
 };
 
 const GPU: &str = "gpu-0";
 /// Subscriptions that the daemon needs. A test passes them to [`Scene::without`] to withhold the right to subscribe.
-const SUBSCRIPTIONS: [&str; 5] = [
+const SUBSCRIPTIONS: [&str; 6] = [
     "kvatlas.v1.events.>",
     "kvatlas.v1.query.>",
     "kvatlas.v1.status.>",
     "kvatlas.v1.roster.>",
     "_INBOX.>",
+    SERVICES,
 ];
+/// Subscriptions without which the daemon answers queries.
+const REPORTS: [&str; 3] = ["kvatlas.v1.admin.*", "kvatlas.v1.outcome.*", "kvatlas.v1.hint.*"];
+const SERVICES: &str = "$SRV.>";
 /// Subscription that an engine's publisher needs for daemons' questions.
 const QUESTIONS: &str = "kvatlas.v1.resync.llama.gpu-0.*";
-const MESSAGES: [&str; 3] = ["kvatlas.v1.resync.>", "kvatlas.v1.roster.>", "$JS.API.>"];
+const MESSAGES: [&str; 4] = [
+    "kvatlas.v1.resync.>",
+    "kvatlas.v1.roster.>",
+    "kvatlas.v1.shards.>",
+    "$JS.API.>",
+];
 
 /// A broker that limits the rights of its clients. A test can change these rights while the broker runs.
 struct Scene {
@@ -98,7 +107,7 @@ fn write_rights(path: &std::path::Path, missing: &[&str]) {
            publish: {{ allow: [{}, \"_INBOX.>\"] }}\n\
          }} }}\n\
          {{ user: engine, password: secret, permissions: {{ subscribe: {{ allow: [{}] }} }} }}\n] }}\n",
-        list(&SUBSCRIPTIONS),
+        list(&[&SUBSCRIPTIONS[..], &REPORTS].concat()),
         list(&MESSAGES),
         list(&[QUESTIONS, "_INBOX.>"]),
     );
@@ -238,6 +247,117 @@ async fn a_stream_that_may_no_longer_be_asked_for_makes_nobody_exact_until_it_ma
     daemon.stop().await;
 }
 
+/// Returns how often the server has refused a subscription of one of the daemon's connections.
+async fn refusals(daemon: &Daemon, connection: &str) -> u64 {
+    let page = daemon_page(daemon, "/metrics").await.1;
+    let series = format!("kvatlas_connection_events_total{{connection=\"{connection}\",event=\"refused\"}}");
+    let value = page.lines().find_map(|line| line.strip_prefix(series.as_str()));
+    value.map_or(0, |value| value.trim().parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inboxes_that_the_server_takes_and_gives_back_leave_holders_exact() {
+    for settings in [&[][..], &[JETSTREAM]] {
+        let scene = Scene::without(&[]).await;
+        let daemon = scene.daemon(settings).await;
+        becomes_ready(&daemon).await;
+        let client = scene.client().await;
+        let options = PublisherOptions {
+            heartbeat_interval: Duration::from_millis(50),
+            ..PublisherOptions::default()
+        };
+        let _publisher = engine(client.nats.clone(), &subjects(), GPU, options).await;
+        client.exact(GPU, 0).await;
+
+        scene.reload_without(&["_INBOX.>"]);
+        eventually("the daemon no longer hears itself", async || {
+            let holder = client.holder(GPU, 0).await?;
+            (!holder.exact).then_some(())
+        })
+        .await;
+        scene.reload_without(&[]);
+        becomes_ready(&daemon).await;
+        client.exact(GPU, 0).await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_may_not_hear_replies_answers_again_when_it_may() {
+    let scene = Scene::without(&[]).await;
+    let login = [
+        ("nats.user", "anybody"),
+        ("nats.password", "secret"),
+        ("sharding.shard", "0/1"),
+    ];
+    let shard = Daemon::start(config(scene.broker.url(), &login)).await.unwrap();
+    becomes_ready(&shard).await;
+    let gateway = scene.daemon(&[("gateway.enabled", "true")]).await;
+    let client = scene.client().await;
+    let _publisher = four_blocks_are_told(&client).await;
+
+    scene.reload_without(&["_INBOX.>"]);
+    let ask = async || client.ask_with(by_sequence(&hashes(10, 4))).await;
+    eventually("the gateway hears nobody", async || ask().await.err()).await;
+    scene.reload_without(&[]);
+    eventually("the gateway hears the shard", async || ask().await.ok()).await;
+    gateway.stop().await;
+    shard.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_and_reports_are_heard_again_when_the_server_gives_them() {
+    let (scene, daemon, client, _publisher) = with_four_blocks(&[("hints.ttl_ms", "60000")]).await;
+    let missing = [&REPORTS[..], &[SERVICES]].concat();
+    let before = refusals(&daemon, "admin").await;
+    scene.reload_without(&missing);
+    eventually("the subscriptions are refused", async || {
+        (refusals(&daemon, "admin").await > before).then_some(())
+    })
+    .await;
+    scene.reload_without(&[]);
+
+    let request = AdminRequest::default().encode();
+    let command = subjects().admin(AdminCommand::Resync);
+    eventually("a command is heard", async || {
+        let reply = client.nats.request(command.clone(), request.clone().into());
+        reply.await.ok()
+    })
+    .await;
+    let outcome = Outcome {
+        worker: worker(GPU),
+        rank: 0,
+        promised_blocks: 1,
+        found_tokens: 16,
+        prompt_tokens: None,
+        exact: true,
+    };
+    let hint = Hint {
+        worker: worker(GPU),
+        rank: 0,
+        prompt: by_sequence(&hashes(10, 4)),
+    };
+    eventually("an outcome is heard", async || {
+        let llama = namespace();
+        let told = client.queries.tell_outcomes(&llama, vec![outcome.clone()]);
+        told.await.ok()
+    })
+    .await;
+    eventually("a hint is heard", async || {
+        client
+            .queries
+            .tell_hints(&namespace(), vec![hint.clone()])
+            .await
+            .ok()
+    })
+    .await;
+    eventually("the daemon is found", async || {
+        client.nats.request("$SRV.PING.kvatlas", "".into()).await.ok()
+    })
+    .await;
+    daemon.stop().await;
+}
+
 /// The server takes the daemon's right to receive publishers' answers, and gives it back later. The daemon must then
 /// subscribe again, so that it can ask a publisher for a lost batch and get the answer.
 #[tokio::test(flavor = "multi_thread")]
@@ -260,8 +380,7 @@ async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
     };
     scene.reload_without(&["_INBOX.>"]);
     eventually("the subscription is refused", async || {
-        let refused = "kvatlas_connection_events_total{connection=\"resync\",event=\"refused\"}";
-        (count(refused).await > 0).then_some(())
+        (refusals(&daemon, "resync").await > 0).then_some(())
     })
     .await;
     scene.reload_without(&[]);

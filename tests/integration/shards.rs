@@ -17,8 +17,8 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::{
-    ERROR_CODE_HEADER, ErrorCode, Gathered, QueryKey, QueryOptions, QueryReply, QueryResult, SHARD_HEADER,
-    Shard, SingleQuery, Tier,
+    ERROR_CODE_HEADER, ErrorCode, Gathered, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply,
+    QueryResult, SHARD_HEADER, Shard, SingleQuery, StatusReply, Tier,
 };
 use serde_json::Value;
 
@@ -134,6 +134,40 @@ async fn a_client_gathers_what_one_daemon_would_say() {
     assert!(matches!(nobody, Err(ClientError::NoDaemon { .. })), "{nobody:?}");
 }
 
+/// A test that a shard is missing in an answer if it cannot read the messages of its only worker. The worker may have
+/// blocks, so the other shard's answer alone is not exact.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_cannot_read_its_only_worker_is_missing() {
+    let broker = broker().await;
+    let shards = ["0/2", "1/2"].map(|name| shard(broker.url(), name));
+    let client = Client::connect(broker.url()).await;
+    let queries = gathering(&client, PATIENCE).await;
+    let worker_of = |index| {
+        let shard = Shard::new(index, 2).unwrap();
+        let mut names = (0..).map(|number| format!("gpu-{number}"));
+        names.find(|name| shard.owns(&name.parse().unwrap())).unwrap()
+    };
+    let mut publisher = client.publisher(&worker_of(0), 0);
+    let blocks = vec![stored(hashes(10, 1))];
+    publisher.publish(Tier::DEVICE, blocks).await.unwrap();
+    publisher.flush().await.unwrap();
+    let exact = async |is_exact, expected: &[u32]| {
+        eventually("the other shard has said what it knows", async || {
+            let reply = queries.query(&namespace(), query(None)).await.ok()?;
+            let is_it = reply.is_exact() == is_exact && missing(&reply) == (2, expected.to_vec());
+            (is_it && reply.holders.len() == 1).then_some(())
+        })
+        .await;
+    };
+    exact(true, &[]).await;
+    let subject = subjects().events(&namespace(), &worker_of(1).parse().unwrap());
+    client.nats.publish(subject, "garbage".into()).await.unwrap();
+    exact(false, &[1]).await;
+    for shard in shards {
+        shard.stop();
+    }
+}
+
 /// Answers a request in the name of shard 0 of 1, with the error that the namespace is unknown.
 async fn refuse(nats: &async_nats::Client, question: async_nats::Message) {
     let mut headers = async_nats::HeaderMap::new();
@@ -193,6 +227,72 @@ async fn a_gathering_client_waits_a_moment_for_shards_that_start() {
     refuse(&shard, questions.next().await.unwrap()).await;
     let refused = asking.await.unwrap();
     assert!(matches!(&refused, Err(ClientError::Refused(_))), "{refused:?}");
+}
+
+/// Answers a request in the name of these shards, in this order: with an error code, or with an empty status.
+async fn answer_for(
+    nats: &async_nats::Client,
+    question: async_nats::Message,
+    shards: &[(&str, Option<&str>)],
+) {
+    let status = StatusReply {
+        v: PROTOCOL_VERSION,
+        block_size: 16,
+        distinct_blocks: 0,
+        batches_waiting: 0,
+        unsized_holders: 0,
+        refused_holders: 0,
+        holders: Vec::new(),
+        gathered: None,
+        behind_us: 0,
+    };
+    let reply_to = question.reply.unwrap();
+    for (shard, code) in shards {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert(SHARD_HEADER, *shard);
+        let payload = match code {
+            Some(code) => {
+                headers.insert(ERROR_CODE_HEADER, *code);
+                Bytes::new()
+            }
+            None => status.encode().into(),
+        };
+        nats.publish_with_headers(reply_to.clone(), headers, payload)
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_shards_that_refuse_do_not_speak_for_old_ones_that_answer() {
+    let broker = broker().await;
+    let client = Client::connect(broker.url()).await;
+    let queries = gathering(&client, PATIENCE).await;
+    let shards = async_nats::connect(broker.url()).await.unwrap();
+    let subject = subjects().of_shards().status(&namespace());
+    let mut questions = shards.subscribe(subject).await.unwrap();
+    shards.flush().await.unwrap();
+    for code in ["503", "404"] {
+        let new = ["0/3", "1/3", "2/3"].map(|shard| (shard, Some(code)));
+        let [first, second] = ["0/2", "1/2"].map(|shard| (shard, None));
+        // The old shards are heard of by their first reply, and afterwards by the whole answer that they have given.
+        for replies in [
+            vec![first, new[0], new[1], new[2], second],
+            vec![new[0], new[1], new[2], first, second],
+        ] {
+            let asking = {
+                let queries = queries.clone();
+                tokio::spawn(async move { queries.status(&namespace()).await })
+            };
+            answer_for(&shards, questions.next().await.unwrap(), &replies).await;
+            let gathered = asking.await.unwrap().unwrap().gathered;
+            let whole = Gathered {
+                shards: 2,
+                missing: Vec::new(),
+            };
+            assert_eq!(gathered, Some(whole), "{replies:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

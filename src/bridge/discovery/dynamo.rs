@@ -52,6 +52,22 @@ struct Card {
     block_size: Option<u32>,
 }
 
+/// Records that count, by their keys. Each is as it was when it could last be read.
+#[derive(Debug, Default)]
+struct KnownRecords {
+    channels: BTreeMap<String, Channel>,
+    /// Models' records, each with its scope.
+    cards: BTreeMap<String, (String, Card)>,
+}
+
+impl KnownRecords {
+    /// Returns the models' records by their scopes.
+    fn cards_by_scope(&self) -> BTreeMap<&str, &Card> {
+        let cards = self.cards.values();
+        cards.map(|(scope, card)| (scope.as_str(), card)).collect()
+    }
+}
+
 /// Looks at the records of `place` every `interval`, for ever, and reports the engines.
 pub(super) async fn run(
     place: &DynamoPlace,
@@ -59,11 +75,12 @@ pub(super) async fn run(
     interval: Duration,
     reports: &Reports,
 ) {
-    let mut known = BTreeMap::new();
+    let mut known = KnownRecords::default();
     loop {
         match look(place, &mut known).await {
-            Ok(cards) => {
-                let (engines, troubles) = engines(place, known.values(), &cards, defaults);
+            Ok(()) => {
+                let cards = known.cards_by_scope();
+                let (engines, troubles) = engines(place, known.channels.values(), &cards, defaults);
                 reports.know(engines);
                 if let Some(trouble) = troubles.first() {
                     reports.fail(trouble);
@@ -75,23 +92,38 @@ pub(super) async fn run(
     }
 }
 
-/// Reads the records. Returns the models' records ([`Card`]) by their scopes, and writes the publishers to `known` by
-/// their keys. If a publisher's record cannot be read, its earlier record is kept.
-async fn look(
-    place: &DynamoPlace,
-    known: &mut BTreeMap<String, Channel>,
-) -> Result<BTreeMap<String, Card>, RecordsError> {
+/// Reads the records, and writes those that count to `known`.
+///
+/// - If a record cannot be read, its earlier value counts.
+/// - A publisher's record that is gone no longer counts.
+/// - A model's record that is gone still counts for the publishers that it has counted for, while their scope has no
+///   other one. A program that replaces a record may remove it first.
+async fn look(place: &DynamoPlace, known: &mut KnownRecords) -> Result<(), RecordsError> {
     let channels = look_at(&place.records, CHANNELS).await?;
     let cards = look_at(&place.records, MODELS).await?;
     let mut before = std::mem::take(known);
+    // Scopes of publishers that were known before.
+    let mut served = BTreeSet::new();
     let is_of_plane = |(key, _): &Pair| key.contains(&format!("/topic/{TOPIC}/"));
     for (key, value) in channels.into_iter().filter(is_of_plane) {
+        let earlier = before.channels.remove(&key);
+        served.extend(earlier.iter().map(|channel| channel.scope.clone()));
         // If a record cannot be read, it may be half written at this moment.
-        if let Some(channel) = read_channel(&key, &value).or_else(|| before.remove(&key)) {
-            known.insert(key, channel);
+        if let Some(channel) = read_channel(&key, &value).or(earlier) {
+            known.channels.insert(key, channel);
         }
     }
-    Ok(cards.iter().filter_map(|(_, value)| read_card(value)).collect())
+    for (key, value) in cards {
+        if let Some(card) = read_card(&value).or_else(|| before.cards.remove(&key)) {
+            known.cards.insert(key, card);
+        }
+    }
+    for (scope, _) in known.cards.values() {
+        served.remove(scope);
+    }
+    before.cards.retain(|_, (scope, _)| served.contains(scope));
+    known.cards.append(&mut before.cards);
+    Ok(())
 }
 
 /// Returns the engines of the publishers in `channels`, and texts that say why some of these publishers are not
@@ -99,12 +131,12 @@ async fn look(
 fn engines<'a>(
     place: &DynamoPlace,
     channels: impl Iterator<Item = &'a Channel>,
-    cards: &BTreeMap<String, Card>,
+    cards: &BTreeMap<&str, &Card>,
     defaults: &EngineDefaults,
 ) -> (Vec<GivenEngine>, Vec<String>) {
     let (mut engines, mut troubles) = (BTreeMap::new(), BTreeSet::new());
     for channel in channels.filter(|channel| place.is_meant(&channel.scope)) {
-        let card = cards.get(&channel.scope);
+        let card = cards.get(channel.scope.as_str()).copied();
         let model = match (card, &defaults.model) {
             // The operator asked for another model than the one that the endpoint serves.
             (Some(card), Some(given)) if card.model != *given => continue,
@@ -222,6 +254,8 @@ fn read_card(value: &[u8]) -> Option<(String, Card)> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use serde_json::json;
 
     use super::*;
@@ -239,14 +273,19 @@ mod tests {
         read_channel(&key, value.to_string().as_bytes()).unwrap()
     }
 
-    fn cards(size: u32) -> BTreeMap<String, Card> {
-        let card = |name: &str, lora: &Value| {
-            let value = json!({"type": "Model", "namespace": "dynamo", "component": "backend", "endpoint": "generate", "instance_id": 9,
-                "card_json": {"display_name": name, "slug": name, "kv_cache_block_size": size, "lora": lora}});
-            read_card(value.to_string().as_bytes())
-        };
-        assert_eq!(card("sql", &json!({"name": "sql"})), None);
-        card("m", &Value::Null).into_iter().collect()
+    /// A model's record as Dynamo 1.6.1 writes it.
+    fn model(name: &str, size: u32, lora: &Value) -> String {
+        let value = json!({"type": "Model", "namespace": "dynamo", "component": "backend", "endpoint": "generate", "instance_id": 9,
+            "card_json": {"display_name": name, "slug": name, "kv_cache_block_size": size, "lora": lora}});
+        value.to_string()
+    }
+
+    fn card(size: u32) -> Card {
+        let lora = model("sql", size, &json!({"name": "sql"}));
+        assert_eq!(read_card(lora.as_bytes()), None);
+        let (scope, card) = read_card(model("m", size, &Value::Null).as_bytes()).unwrap();
+        assert_eq!(scope, SCOPE);
+        card
     }
 
     fn found(
@@ -255,7 +294,9 @@ mod tests {
         defaults: &EngineDefaults,
         size: u32,
     ) -> (Vec<NewEngine>, Vec<String>) {
-        let (engines, troubles) = engines(place, channels.iter(), &cards(size), defaults);
+        let card = card(size);
+        let cards = BTreeMap::from([(SCOPE, &card)]);
+        let (engines, troubles) = engines(place, channels.iter(), &cards, defaults);
         let publisher = |engine| match engine {
             GivenEngine::Publisher(engine) => engine,
             GivenEngine::Server(server) => panic!("{server:?}"),
@@ -332,32 +373,75 @@ mod tests {
         );
     }
 
+    /// Returns the file of a record in discovery's folder.
+    fn file(folder: &Path, bucket: &str, rest: &str) -> PathBuf {
+        let bucket = folder.join(bucket);
+        std::fs::create_dir_all(&bucket).unwrap();
+        bucket.join(rest.replace('/', "%2F").replace('-', "%2D"))
+    }
+
     #[tokio::test]
     async fn a_record_that_is_written_just_now_is_as_it_was() {
         let folder = tempfile::tempdir().unwrap();
-        let bucket = folder.path().join(CHANNELS);
-        std::fs::create_dir_all(&bucket).unwrap();
-        let file = |topic: &str| {
-            bucket.join(
-                format!("{SCOPE}/topic/{topic}/a1")
-                    .replace('/', "%2F")
-                    .replace('-', "%2D"),
-            )
-        };
+        let file = |topic: &str| file(folder.path(), CHANNELS, &format!("{SCOPE}/topic/{topic}/a1"));
         let value = json!({"transport": {"kind": "Zmq", "config": {"endpoint": "tcp://h:1"}}}).to_string();
         for topic in [TOPIC, "kv_metrics"] {
             std::fs::write(file(topic), &value).unwrap();
         }
         let place = place(&format!("file:{}", folder.path().display()));
-        let mut known = BTreeMap::new();
+        let mut known = KnownRecords::default();
         look(&place, &mut known).await.unwrap();
         let expected = channel("a1", "Zmq", &json!({"endpoint": "tcp://h:1"}));
-        assert_eq!(known.values().collect::<Vec<_>>(), [&expected]);
+        assert_eq!(known.channels.values().collect::<Vec<_>>(), [&expected]);
         std::fs::write(file(TOPIC), "{").unwrap();
         look(&place, &mut known).await.unwrap();
-        assert_eq!(known.values().collect::<Vec<_>>(), [&expected]);
+        assert_eq!(known.channels.values().collect::<Vec<_>>(), [&expected]);
         std::fs::remove_file(file(TOPIC)).unwrap();
         look(&place, &mut known).await.unwrap();
-        assert!(known.is_empty());
+        assert!(known.channels.is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_engine_whose_model_is_written_just_now_is_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let publisher = file(folder.path(), CHANNELS, &format!("{SCOPE}/topic/{TOPIC}/a1"));
+        let value = json!({"transport": {"kind": "Zmq", "config": {"endpoint": "tcp://h:1"}}});
+        std::fs::write(&publisher, value.to_string()).unwrap();
+        let models = file(folder.path(), MODELS, "dynamo/backend/generate/9");
+        let place = place(&format!("file:{}", folder.path().display()));
+        let given = EngineDefaults {
+            model: Some("m".to_owned()),
+            ..EngineDefaults::default()
+        };
+        let mut known = KnownRecords::default();
+        let mut sizes = async || {
+            look(&place, &mut known).await.unwrap();
+            [&EngineDefaults::default(), &given].map(|defaults| {
+                let (channels, cards) = (known.channels.values(), known.cards_by_scope());
+                let (engines, _) = engines(&place, channels, &cards, defaults);
+                let size = |engine: &GivenEngine| match engine {
+                    GivenEngine::Publisher(engine) => engine.block_size,
+                    GivenEngine::Server(server) => panic!("{server:?}"),
+                };
+                engines.iter().map(size).collect::<Vec<_>>()
+            })
+        };
+        let text = model("m", 64, &Value::Null);
+        std::fs::write(&models, &text).unwrap();
+        assert_eq!(sizes().await, [[64], [64]]);
+        std::fs::write(&models, &text[..text.len() / 2]).unwrap();
+        assert_eq!(sizes().await, [[64], [64]]);
+        std::fs::remove_file(&models).unwrap();
+        assert_eq!(sizes().await, [[64], [64]]);
+        std::fs::write(&models, model("m", 32, &Value::Null)).unwrap();
+        assert_eq!(sizes().await, [[32], [32]]);
+        // A model's record that is gone does not count for another publisher.
+        for gone in [&models, &publisher] {
+            std::fs::remove_file(gone).unwrap();
+        }
+        let other = file(folder.path(), CHANNELS, &format!("{SCOPE}/topic/{TOPIC}/b2"));
+        std::fs::write(other, value.to_string()).unwrap();
+        let untold = EngineDefaults::default().untold_block_size;
+        assert_eq!(sizes().await, [vec![], vec![untold]]);
     }
 }

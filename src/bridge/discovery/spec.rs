@@ -418,8 +418,8 @@ mod tests {
             ("dynamo:file:/d,component=a", "NAMESPACE.COMPONENT"),
             ("dynamo:file:/d,nats=nats://a:1,nats=nats://a:1", "twice"),
         ] {
-            let error = text.parse::<Discover>().unwrap_err().to_string();
-            assert!(error.contains(part), "{text}: {error}");
+            let error = text.parse::<Discover>().unwrap_err();
+            assert!(error.reason.contains(part), "{text}: {error}");
         }
         #[cfg(feature = "kubernetes")]
         for (text, part) in [
@@ -433,8 +433,8 @@ mod tests {
             ("endpointslices:a b", "no name"),
             ("endpointslices:a:0", "no port"),
         ] {
-            let error = text.parse::<Discover>().unwrap_err().to_string();
-            assert!(error.contains(part), "{text}: {error}");
+            let error = text.parse::<Discover>().unwrap_err();
+            assert!(error.reason.contains(part), "{text}: {error}");
         }
     }
 }

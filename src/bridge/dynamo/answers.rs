@@ -219,6 +219,10 @@ mod tests {
         ));
         let too_new = r#"{"TooNew":{"requested_start":3000,"requested_end":10,"newest_available":10}}"#;
         assert!(matches!(read(too_new), Ok(WorkerAnswer::TooNew(10))));
+    }
+
+    #[test]
+    fn an_error_of_the_worker_is_told_from_an_answer_of_another_form() {
         for (text, part) in [
             (
                 r#"{"TreeDumpFailed":{"last_event_id":1,"message":"busy"}}"#,
@@ -226,16 +230,27 @@ mod tests {
             ),
             (r#"{"InvalidRange":{"start_id":3,"end_id":1}}"#, "from 3 to 1"),
             (r#"{"Error":"dp_rank mismatch"}"#, "dp_rank mismatch"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(
+                matches!(&error, AnswerError::Worker(told) if told.contains(part)),
+                "{text}: {error}"
+            );
+        }
+        for (text, part) in [
             (
                 r#"{"TreeDump":{"events":[],"last_event_id":1,"reset_scope":"worker"}}"#,
                 "worker only",
             ),
-            (r#"{"Status":{}}"#, "cannot be read"),
-            (r#"{"TreeDump":{"events":[]}}"#, "cannot be read"),
-            ("[]", "cannot be read"),
+            (r#"{"Status":{}}"#, "unknown variant"),
+            (r#"{"TreeDump":{"events":[]}}"#, "missing field"),
+            ("[]", ""),
         ] {
-            let error = read(text).unwrap_err().to_string();
-            assert!(error.contains(part), "{text}: {error}");
+            let error = read(text).unwrap_err();
+            assert!(
+                matches!(&error, AnswerError::Form(told) if told.contains(part)),
+                "{text}: {error}"
+            );
         }
     }
 }

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use kvatlas_client::Backoff;
-use kvatlas_core::wire::Rank;
-use kvatlas_engines::{EngineBatch, EngineChange, Reason};
+use kvatlas_engines::{EngineBatch, EngineChange, EventNumber, Reason};
 
 use super::super::follower::FollowOptions;
 use super::records::SourceRecord;
@@ -110,10 +109,19 @@ impl Course {
         }
     }
 
-    /// Notes the event numbers of a message.
+    /// Notes the numbers of the worker's events in a message.
     pub(super) fn hear(&mut self, batch: &EngineBatch) {
-        let numbers = batch.numbers.iter().map(|number| Some(number.id));
-        self.heard = numbers.fold(self.heard, Option::max);
+        let newest = self.own_numbers(batch).max();
+        self.heard = self.heard.max(newest);
+    }
+
+    /// Returns the numbers of the worker's events in `batch`. Each rank of a worker counts its own events, so the
+    /// numbers of other ranks are left out.
+    fn own_numbers<'a>(&self, batch: &'a EngineBatch) -> impl Iterator<Item = u64> + use<'a> {
+        let own = self.record.rank;
+        let numbers = batch.numbers.iter();
+        let is_own = move |number: &&EventNumber| number.rank.unwrap_or_default() == own;
+        numbers.filter(is_own).map(|number| number.id)
     }
 
     /// Notes that events are missing or in doubt. The bridge then asks the worker immediately. `counts_anew` says that
@@ -153,13 +161,8 @@ impl Course {
         if batch.events().iter().any(|event| event.id.is_none()) {
             return None;
         }
-        let is_own = |rank: Option<Rank>| rank.unwrap_or_default() == self.record.rank;
-        let mut numbers = batch
-            .numbers
-            .iter()
-            .filter(|number| is_own(number.rank))
-            .peekable();
-        let first = numbers.peek().map(|number| number.id);
+        let mut numbers = self.own_numbers(batch).peekable();
+        let first = numbers.peek().copied();
         let clear = batch
             .events()
             .first()
@@ -168,7 +171,7 @@ impl Course {
             Some(id) if clears_all && Some(id) == first => due.max(id),
             _ => due,
         };
-        numbers.try_fold(begins, |due, number| match number.id {
+        numbers.try_fold(begins, |due, number| match number {
             id if id < due => Some(due),
             id if id == due => due.checked_add(1),
             _ => None,
@@ -235,7 +238,16 @@ mod tests {
 
     /// Makes a batch with one clear for each of these event numbers. For `None`, the clear has no number.
     fn batch(numbers: &[Option<u64>]) -> EngineBatch {
-        let event = |id: &Option<u64>| json!({"worker_id": 7, "event": {"event_id": id, "data": "cleared", "dp_rank": 0}});
+        let numbers: Vec<_> = numbers.iter().map(|id| (0, *id)).collect();
+        batch_of_ranks(&numbers)
+    }
+
+    /// Makes a batch with one clear for each of these ranks and event numbers.
+    fn batch_of_ranks(numbers: &[(u32, Option<u64>)]) -> EngineBatch {
+        let event = |(rank, id): &(u32, Option<u64>)| {
+            let event = json!({"event_id": id, "data": "cleared", "dp_rank": rank});
+            json!({"worker_id": 7, "event": event})
+        };
         let events: Vec<Value> = numbers.iter().map(event).collect();
         let mut batch = EngineBatch::default();
         let mut decoder = Decoder::new(Format::Dynamo, DecodeLimits::default());
@@ -278,6 +290,9 @@ mod tests {
         course.hear(&batch(&[Some(6), Some(5)]));
         assert!(!course.is_complete());
         course.due = Some(7);
+        assert!(course.is_complete());
+        // Another rank of the worker counts its own events.
+        course.hear(&batch_of_ranks(&[(0, Some(6)), (1, Some(900))]));
         assert!(course.is_complete());
     }
 

@@ -254,7 +254,7 @@ impl PlaneEvents {
                 relay.restart(Some(Reason::LostBatches)).await?;
             }
             // Without numbers, a doubt that already exists need not be reported again.
-            if has_lost && (batch.envelope.is_some() || relay.is_whole()) {
+            if has_lost && (batch.envelope.is_some() || relay.doubt().is_none()) {
                 relay.lose(Reason::LostBatches).await?;
             }
             if number == MessageOrder::Backwards {
@@ -288,7 +288,7 @@ impl PlaneEvents {
             }
             self.leave_others(publisher, &worker, rank, true).await?;
             if let Some(relay) = self.holders.get(&worker, rank).await
-                && relay.is_whole()
+                && relay.doubt().is_none()
             {
                 relay.lose(Reason::LostBatches).await?;
             }

@@ -14,7 +14,6 @@ use kvatlas_process::broker::round_trip;
 use kvatlas_process::registry::NewEngine;
 use kvatlas_telemetry::log_gated;
 
-use super::super::holders::Holders;
 use super::super::sockets::Subscription;
 use super::super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
 use super::healing::{Healing, News};
@@ -37,20 +36,20 @@ impl FollowedSource for PlaneEvents {
         }
     }
 
-    async fn disconnected(&mut self, task: &SourceTask) -> Result<(), PublisherError> {
+    async fn disconnected(&mut self, task: &SourceTask) -> Result<(), FollowedSourceError> {
         self.lost().await?;
         // The worker behind the broken connection may be gone.
         match &task.records {
             Some(records) => {
                 let known = Arc::clone(&records.borrow());
-                self.take_records(known).await
+                Ok(self.take_records(known).await?)
             }
             None => Ok(()),
         }
     }
 
-    fn into_holders(self) -> Holders {
-        self.holders
+    async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.end(says_goodbye).await?)
     }
 }
 
@@ -89,7 +88,7 @@ impl PlaneEvents {
     ) -> Result<Infallible, FollowedSourceError> {
         let (client, mut breaks) = connect(&task.engine.endpoint, task.options.patience).await?;
         let subscribed = client.subscribe(task.engine.topic.clone()).await;
-        let mut messages = subscribed.map_err(|error| FollowedSourceError::Broken(error.into()))?;
+        let mut messages = subscribed.map_err(FollowedSourceError::broken)?;
         // A missing confirmation does not end following: the account may lack the right to an inbox, which only this
         // check needs.
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
@@ -101,7 +100,7 @@ impl PlaneEvents {
             let heard = tokio::select! {
                 biased;
                 broken = breaks.recv() => {
-                    return Err(FollowedSourceError::Broken(broken.unwrap_or_default().into()));
+                    return Err(FollowedSourceError::broken(broken.unwrap_or_default()));
                 }
                 confirmed = &mut confirmation => {
                     if let Err(error) = confirmed {
@@ -114,7 +113,7 @@ impl PlaneEvents {
                 }
                 message = messages.next() => match message {
                     Some(message) => PlaneEvent::Message(message.payload),
-                    None => return Err(FollowedSourceError::Broken("the subscription has ended".into())),
+                    None => return Err(FollowedSourceError::broken("the subscription has ended")),
                 },
                 news = healing.news() => PlaneEvent::News(news),
                 () = quiet.tick() => PlaneEvent::Nothing,
@@ -200,6 +199,6 @@ async fn connect(
             }
         });
     let client = options.connect(url).await;
-    let client = client.map_err(|error| FollowedSourceError::Broken(error.into()))?;
+    let client = client.map_err(FollowedSourceError::broken)?;
     Ok((client, breaks))
 }

@@ -230,16 +230,21 @@ fn read_records(sources: Vec<Pair>, channels: Vec<Pair>, before: &Records) -> Re
         Err(error) => {
             log_gated!(warn "a record of Dynamo's discovery cannot be read"; key, error);
             // A record that cannot be read may be half written at this moment.
-            let publisher = u64::from_str_radix(key.rsplit_once('/')?.1, 16).ok()?;
+            let publisher = publisher_of(&key)?;
             Some((publisher, before.sources.get(&publisher)?.clone()))
         }
     };
+    let read_channel = |(key, value): Pair| {
+        read_channel(&value).or_else(|| {
+            let publisher = publisher_of(&key)?;
+            let mut channels = before.channels.iter();
+            let known = channels.find(|(_, known)| **known == publisher);
+            known.map(|(endpoint, _)| (endpoint.clone(), publisher))
+        })
+    };
     Records {
         sources: sources.into_iter().filter_map(read).collect(),
-        channels: channels
-            .into_iter()
-            .filter_map(|(_, value)| read_channel(&value))
-            .collect(),
+        channels: channels.into_iter().filter_map(read_channel).collect(),
         is_known: true,
         trouble: None,
     }
@@ -297,6 +302,11 @@ fn read_source(key: &str, value: &[u8]) -> Result<Option<(u64, SourceRecord)>, S
         target,
     };
     Ok(Some((source.publisher_id, record)))
+}
+
+/// Returns the publisher's number, with which a record's key ends.
+fn publisher_of(key: &str) -> Option<u64> {
+    u64::from_str_radix(key.rsplit_once('/')?.1, 16).ok()
 }
 
 /// Returns the subject of the key `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER`: the scope's words and the topic.
@@ -381,7 +391,7 @@ mod tests {
         let bucket = folder.path().join(SOURCES);
         std::fs::create_dir_all(&bucket).unwrap();
         let name = KEY.replace('/', "%2F").replace('-', "%2D");
-        let path = bucket.join(name);
+        let path = bucket.join(&name);
         std::fs::write(&path, source(&json!({"nats_tcp": "s"}))).unwrap();
         std::fs::write(bucket.join("unreadable"), "x").unwrap();
         let dead = bucket.join("dead%2Ftopic%2Fkv%2Devents%2F2");
@@ -393,15 +403,19 @@ mod tests {
             .unwrap();
         let channels = folder.path().join(CHANNELS);
         std::fs::create_dir_all(&channels).unwrap();
-        std::fs::write(channels.join("a"), channel()).unwrap();
+        let address = channels.join(name);
+        std::fs::write(&address, channel()).unwrap();
         let records = look(&place, &nothing).await.unwrap();
         let expected = BTreeMap::from([(6056, record(Target::Nats("s".to_owned())))]);
         assert_eq!(records.sources, expected);
         assert_eq!(records.channels, BTreeMap::from([("tcp://h:1".to_owned(), 6056)]));
         // A record that is just being written stays as it was.
-        std::fs::write(&path, "{").unwrap();
-        assert_eq!(look(&place, &records).await.unwrap().sources, records.sources);
-        assert!(look(&place, &nothing).await.unwrap().sources.is_empty());
+        for file in [&path, &address] {
+            std::fs::write(file, "{").unwrap();
+        }
+        assert_eq!(look(&place, &records).await.unwrap(), records);
+        let unknown = look(&place, &nothing).await.unwrap();
+        assert!(unknown.sources.is_empty() && unknown.channels.is_empty());
         std::fs::remove_dir_all(folder.path()).unwrap();
         assert!(look(&place, &records).await.is_err());
     }

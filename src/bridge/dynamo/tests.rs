@@ -87,13 +87,11 @@ async fn holders_that_are_not_followed_take_no_room() {
     assert_eq!(kept.sum::<usize>(), 0);
 }
 
-#[tokio::test]
-async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
-    let server = find_nats_server(None).unwrap();
-    let broker = EmbeddedBroker::start(&server).await.unwrap();
+/// Returns an event plane without discovery whose holders are reported over `broker`.
+async fn reported_plane(broker: &EmbeddedBroker) -> PlaneEvents {
     let nats = async_nats::connect(broker.url()).await.unwrap();
     let metrics = Arc::new(BridgeMetrics::new());
-    let start: StartRelay = Box::new(move |worker, rank| {
+    plane(Box::new(move |worker, rank| {
         let way = Way {
             nats: nats.clone().into(),
             subjects: Subjects::new("kvatlas").unwrap(),
@@ -117,8 +115,38 @@ async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
             way,
             metrics,
         ))
-    });
-    let mut events = plane(start);
+    }))
+}
+
+async fn broker() -> EmbeddedBroker {
+    let server = find_nats_server(None).unwrap();
+    EmbeddedBroker::start(&server).await.unwrap()
+}
+
+/// Without an envelope, nothing proves that no message was missed while the connection was broken. A clear before the
+/// break has ended the doubt about earlier messages.
+#[tokio::test]
+async fn a_message_without_an_envelope_leaves_its_worker_in_doubt_after_a_break_too() {
+    let broker = broker().await;
+    let mut events = reported_plane(&broker).await;
+    let event = |data: serde_json::Value| {
+        let event = json!({"event_id": 0, "data": data, "dp_rank": 0});
+        let events = json!([{"worker_id": 7, "event": event}]);
+        Bytes::from(serde_json::to_vec(&events).unwrap())
+    };
+    let block = json!({"block_hash": 1, "tokens_hash": 2});
+    let stored = json!({"stored": {"parent_hash": null, "blocks": [block]}});
+    events.apply(&event(json!("cleared")), false).await.unwrap();
+    assert_eq!(events.holders.trouble(), None);
+    events.lost().await.unwrap();
+    events.apply(&event(stored), false).await.unwrap();
+    assert_eq!(events.holders.trouble().as_deref(), Some("lost_batches"));
+}
+
+#[tokio::test]
+async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
+    let broker = broker().await;
+    let mut events = reported_plane(&broker).await;
     events.apply(&message(1, 0, 0..1), false).await.unwrap();
     assert_eq!(events.holders.trouble(), None);
     // The table of publishers is full. All of them report a holder, so none makes room for another.

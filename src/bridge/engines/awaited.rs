@@ -131,8 +131,8 @@ impl Inner {
     ) -> Result<(), String> {
         let in_words = |error: PublisherError| error.to_string();
         let holder = self.own_holder(engine)?;
+        // A relay begins out of sight.
         let mut relay = self.relay(engine, holder.worker, holder.rank, nats).await?;
-        relay.lost().await.map_err(in_words)?;
         let trouble = "its server has not told how to follow it";
         relay.explain(Some(trouble)).await.map_err(in_words)?;
         stop.cancelled().await;

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use kvatlas_client::Refusal;
+use kvatlas_process::broker::RefusedSubscriptions;
 use kvatlas_process::registry::{EngineState, EngineStatus};
 
 use super::{Bridge, FollowedEngine, Inner};
@@ -12,6 +13,12 @@ impl Bridge {
     pub fn note_refusal(&self, refusal: &Refusal) -> bool {
         let inner = &self.inner;
         inner.refused.note(&inner.subjects, refusal, Instant::now())
+    }
+
+    /// Returns the count of the refusals of subscriptions to commands and to services. The bridge makes these
+    /// subscriptions again. The caller counts the refusals.
+    pub fn refused_optional(&self) -> &RefusedSubscriptions {
+        &self.inner.refused_optional
     }
 
     /// Forgets all refusals, because the connection to NATS is new.

@@ -8,7 +8,7 @@ use kvatlas_engines::Reason;
 use kvatlas_telemetry::log_gated;
 
 use super::super::continuity::{HeardBatch, Replayed};
-use super::super::frames::{Numbered, ReplayMessage};
+use super::super::frames::Numbered;
 use super::super::sockets::ReplaySocket;
 use super::standing::ConnectionChange;
 use super::{FollowError, Follower};
@@ -174,10 +174,7 @@ impl Follower {
         };
         let message = message?;
         self.awake().await?;
-        Ok(match message {
-            ReplayMessage::Batch(numbered) => Some(numbered),
-            ReplayMessage::End => None,
-        })
+        Ok(message)
     }
 
     /// Asks for all batches from the number `from` on, and reads the answer to its end without applying it. Calls `note`

@@ -39,13 +39,11 @@ impl Follower {
     /// Starts over, without any block of the old process, because the engine's server reports that another process is there.
     pub(crate) async fn was_replaced(&mut self) -> Result<(), FollowError> {
         self.short_replay = None;
-        self.restart(None).await?;
-        self.continuity.restart();
-        Ok(())
+        self.restart(None).await
     }
 
-    /// Starts over for another process, whose blocks are not known yet. `doubt` is the reason why its blocks are in
-    /// doubt. After a long silence, the reason is [`Reason::OtherEngine`] instead.
+    /// Starts over for another process, of which no block and no batch is known yet. `doubt` is the reason why its
+    /// blocks are in doubt. After a long silence, the reason is [`Reason::OtherEngine`] instead.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), FollowError> {
         let doubt = match self.identity {
             Identity::Known => doubt,
@@ -54,15 +52,28 @@ impl Follower {
                 Some(Reason::OtherEngine)
             }
         };
-        Ok(self.relay.restart(doubt).await?)
+        self.is_in_step = true;
+        self.relay.restart(doubt).await?;
+        self.continuity.restart();
+        self.is_in_step = false;
+        Ok(())
+    }
+
+    /// Starts over because batches are missing and cannot be fetched any more. The engine may be the same process.
+    pub(super) async fn restart_behind_a_gap(&mut self) -> Result<(), FollowError> {
+        self.is_in_step = true;
+        self.relay.restart_behind_a_gap().await?;
+        self.continuity.restart();
+        self.is_in_step = false;
+        Ok(())
     }
 
     /// Settles which process answers at the sockets. Called once the process's batches have been applied. If the
     /// process does not count as the engine (a stranger), its blocks are in doubt from now on, even if one of those
     /// batches was a clear.
     pub(super) async fn settle_identity(&mut self) -> Result<(), FollowError> {
-        let settled = std::mem::replace(&mut self.identity, Identity::Known);
-        let Identity::Stranger(silence) = settled else {
+        let Identity::Stranger(silence) = self.identity else {
+            self.identity = Identity::Known;
             return Ok(());
         };
         let silence = Duration::from_secs(silence.as_secs());
@@ -75,6 +86,8 @@ impl Follower {
             engine = self.relay.name(), replay = self.replay_endpoint.as_deref()
         );
         self.stranger = Some(text);
-        Ok(self.relay.note_doubt(Reason::OtherEngine).await?)
+        self.relay.note_doubt(Reason::OtherEngine).await?;
+        self.identity = Identity::Known;
+        Ok(())
     }
 }

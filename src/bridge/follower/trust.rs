@@ -52,7 +52,6 @@ impl Follower {
         // The content is certain only if the connection brings the batches from a process's first batch on.
         let is_whole = heard.is_some_and(|heard| self.continuity.is_first(heard.seq));
         self.restart((!is_whole).then_some(Reason::OtherEngine)).await?;
-        self.continuity.restart();
         self.topics.forget_replayed();
         self.note_connection(ConnectionChange::Contradicted);
         if heard.is_some() {
@@ -135,7 +134,6 @@ impl Follower {
         self.short_replay = None;
         self.relay.lost().await?;
         self.restart(None).await?;
-        self.continuity.restart();
         self.note_replay(ReplayChange::Agreed);
         self.note_connection(ConnectionChange::Continued);
         self.note_connection(ConnectionChange::Agreed);

@@ -36,6 +36,9 @@ const LOOK: Duration = Duration::from_millis(25);
 /// Pause before the next attempt to subscribe, after one failed.
 const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
 
+/// Maximum time without any beat, even of the bridge's own, after which it subscribes again.
+const UNHEARD_MAX: Duration = Duration::from_secs(2);
+
 /// Settings of the lease that the bridges of a group share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseOptions {
@@ -198,16 +201,21 @@ impl LeaseTask {
 
     /// Exchanges beats with the other bridges. A beat says which holders its sender reports. Ends when the task is
     /// stopped or the subscription ends.
+    ///
+    /// The bridge's own beats come back. If none does, the server may have withdrawn the right to the subscription, and
+    /// given it back. So the bridge subscribes again.
     async fn beat_until(&self, mut beats: Subscriber, stop: &CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut beat_at = Instant::now();
+        let mut heard_at = Instant::now();
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 message = beats.next() => match message {
                     Some(message) => {
+                        heard_at = Instant::now();
                         if let Some(beat) = LeaseBeat::decode(&message.payload) {
                             self.table.lock().heard(beat, Instant::now());
                         }
@@ -215,6 +223,13 @@ impl LeaseTask {
                     None => return,
                 },
                 _ = looks.tick() => {}
+            }
+            if heard_at.elapsed() > UNHEARD_MAX {
+                heard_at = Instant::now();
+                match self.nats.subscribe(self.subject.clone()).await {
+                    Ok(again) => beats = again,
+                    Err(error) => return self.log_failure(&error),
+                }
             }
             self.decide();
             if self.table.lock().is_news() || Instant::now() >= beat_at {
@@ -244,5 +259,77 @@ impl LeaseTask {
             error "the lease of the bridges cannot be kept: this one is silent";
             subject = &self.subject, %error
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use kvatlas_core::wire::{NamespaceName, WorkerName};
+    use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn write_rights(folder: &Path, permissions: &str) {
+        let text = format!("authorization {{ users: [ {{ user: bridge, password: x {permissions} }} ] }}");
+        std::fs::write(folder.join("rights.conf"), text).unwrap();
+    }
+
+    /// Makes the server load its configuration again, with these permissions of the bridge.
+    fn reload(server: &Path, broker: &EmbeddedBroker, folder: &Path, permissions: &str) {
+        write_rights(folder, permissions);
+        let signal = format!("reload={}", broker.pid());
+        let done = std::process::Command::new(server)
+            .args(["--signal", &signal])
+            .status();
+        assert!(done.unwrap().success());
+    }
+
+    #[tokio::test]
+    async fn a_bridge_speaks_again_when_it_may_hear_beats_again() {
+        let server = find_nats_server(None).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        write_rights(folder.path(), "");
+        // The server takes every path as relative to its own directory.
+        let name = folder.path().file_name().unwrap().to_string_lossy();
+        let options = BrokerOptions {
+            config_lines: vec![format!("include \"../{name}/rights.conf\"")],
+            ..BrokerOptions::default()
+        };
+        let broker = EmbeddedBroker::start_with(&server, options).await.unwrap();
+        let login = async_nats::ConnectOptions::with_user_and_password("bridge".to_owned(), "x".to_owned());
+        let nats = login.connect(broker.url()).await.unwrap();
+        let times = Times::default();
+        let lease = Lease::new(times);
+        let holder = PublishedHolder {
+            namespace: NamespaceName::new("m").unwrap(),
+            worker: WorkerName::new("gpu-0").unwrap(),
+            rank: 0,
+        };
+        let (share, _voice) = lease.share(&holder).unwrap();
+        share.note(Sight::Whole);
+        let stop = CancellationToken::new();
+        let task = lease.start(
+            nats,
+            "kvatlas.v1.bridges.pair".to_owned(),
+            times.beat,
+            stop.clone(),
+        );
+        let mut turns = share.turns();
+        let begun = async |turns: &mut Turns| tokio::time::timeout(PATIENCE, turns.begin()).await;
+        begun(&mut turns).await.expect("the bridge speaks");
+
+        let denied = ", permissions: { subscribe: { deny: \"kvatlas.v1.bridges.>\" } }";
+        reload(&server, &broker, folder.path(), denied);
+        tokio::time::timeout(PATIENCE, turns.end())
+            .await
+            .expect("the bridge falls silent");
+        reload(&server, &broker, folder.path(), "");
+        begun(&mut turns).await.expect("the bridge speaks again");
+        stop.cancel();
+        task.await.unwrap();
     }
 }

@@ -2,9 +2,47 @@
 
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};
+use kvatlas_engines::{Reason, Translator};
 
 use super::Relay;
 use crate::lease::Sight;
+use crate::partial::partial_doubts;
+
+/// Doubts about an engine's blocks, as the translator knows them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BlockDoubts {
+    /// Reason why the translator doubts the engine's blocks; `None` if it does not doubt them.
+    pub(super) reason: Option<Reason>,
+    /// Doubts that concern some queries only, because the engine's events leave out facts.
+    partial: DegradedReasons,
+    /// Whether the engine's events leave out the facts that show which of its blocks a request can reuse.
+    pub(super) hides_groups: bool,
+}
+
+impl BlockDoubts {
+    pub(super) fn of(blocks: &Translator) -> Self {
+        Self {
+            reason: blocks.doubt(),
+            partial: partial_doubts(blocks),
+            hides_groups: blocks.hides_groups(),
+        }
+    }
+
+    /// Returns these doubts as daemons are told them. `is_lost` says that the engine is out of sight.
+    pub(super) fn to_tell(self, is_lost: bool) -> DegradedReasons {
+        let mut doubts = self.partial;
+        if self.reason.is_some() {
+            doubts = doubts.with(DegradedReason::UpstreamGap);
+        }
+        if is_lost {
+            doubts = doubts.with(DegradedReason::UpstreamLost);
+        }
+        if self.hides_groups {
+            doubts = doubts.with(DegradedReason::UnknownGroups);
+        }
+        doubts
+    }
+}
 
 impl Relay {
     /// Inserts `doubts` after the last clear of each part of the translation (the events of one tier). For daemons, a
@@ -19,17 +57,7 @@ impl Relay {
     }
 
     pub(super) fn doubts(&self) -> DegradedReasons {
-        let mut doubts = self.partial;
-        if self.doubt.is_some() {
-            doubts = doubts.with(DegradedReason::UpstreamGap);
-        }
-        if self.is_lost {
-            doubts = doubts.with(DegradedReason::UpstreamLost);
-        }
-        if self.hides_groups {
-            doubts = doubts.with(DegradedReason::UnknownGroups);
-        }
-        doubts
+        self.block_doubts.to_tell(self.is_lost)
     }
 
     /// Reports the doubts to daemons, if they differ from the doubts that were last reported.

@@ -1,5 +1,8 @@
 use futures_util::StreamExt;
-use kvatlas_core::wire::{Event, EventBatch, LAYERS_LABEL, NamespaceName, WireLimits, WorkerName};
+use kvatlas_core::wire::{
+    BatchCursor, Event, EventBatch, LAYERS_LABEL, NamespaceName, ResyncChunk, ResyncRequest, WireLimits,
+    WorkerName,
+};
 use kvatlas_engines::TranslatorSettings;
 use serde_json::json;
 
@@ -11,8 +14,8 @@ async fn relay(broker: &EmbeddedBroker) -> Relay {
     relay_of(broker, "gpu-0", Kin::default()).await
 }
 
-async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
-    let way = Way {
+pub(crate) async fn way(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Way {
+    Way {
         nats: async_nats::connect(broker.url()).await.unwrap().into(),
         subjects: Subjects::new("kvatlas").unwrap(),
         holder: PublishedHolder {
@@ -28,29 +31,43 @@ async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
         kin,
         farewells: Farewells::default(),
         profiles: watch::channel(Profile::default()).1,
-    };
-    let metrics = Arc::new(BridgeMetrics::new());
-    let settings = TranslatorSettings::for_format(Format::Vllm);
-    Relay::start(
-        Format::Vllm,
-        "gpu-0/0",
-        Translator::new(settings),
-        None,
-        way,
-        metrics,
-    )
-    .await
-    .unwrap()
+    }
 }
 
-/// A relay, and a subscription to the messages that it publishes.
-async fn heard_relay() -> (EmbeddedBroker, Relay, async_nats::Subscriber) {
+async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
+    let way = way(broker, worker, kin).await;
+    started(Translator::new(TranslatorSettings::for_format(Format::Vllm)), way).await
+}
+
+pub(crate) async fn started(blocks: Translator, way: Way) -> Relay {
+    let metrics = Arc::new(BridgeMetrics::new());
+    let starting = Relay::start(Format::Vllm, "gpu-0/0", blocks, None, way, metrics);
+    starting.await.unwrap()
+}
+
+/// A NATS server, and a subscription to the messages that a relay publishes there.
+async fn heard() -> (EmbeddedBroker, async_nats::Subscriber) {
     let server = find_nats_server(None).unwrap();
     let broker = EmbeddedBroker::start(&server).await.unwrap();
     let nats = async_nats::connect(broker.url()).await.unwrap();
     let batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
     nats.flush().await.unwrap();
+    (broker, batches)
+}
+
+/// A relay that has just been started, and a subscription to the messages that it publishes.
+async fn new_relay() -> (EmbeddedBroker, Relay, async_nats::Subscriber) {
+    let (broker, batches) = heard().await;
     let relay = relay(&broker).await;
+    (broker, relay, batches)
+}
+
+/// A relay whose engine is in sight, and a subscription to the messages that it publishes from now on.
+async fn heard_relay() -> (EmbeddedBroker, Relay, async_nats::Subscriber) {
+    let (broker, mut relay, mut batches) = new_relay().await;
+    relay.seen(Duration::from_secs(60)).await.unwrap();
+    let in_sight = [Event::Doubted(DegradedReasons::default())];
+    while next_batch(&mut batches).await.events != in_sight {}
     (broker, relay, batches)
 }
 
@@ -82,7 +99,7 @@ async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
 
 #[tokio::test]
 async fn the_first_batch_of_an_epoch_says_what_is_doubted_of_it() {
-    let (_broker, mut relay, mut batches) = heard_relay().await;
+    let (_broker, mut relay, mut batches) = new_relay().await;
     let (lost, gap) = (DegradedReason::UpstreamLost, DegradedReason::UpstreamGap);
     // The engine goes out of sight, comes in sight, and then its first batches are lost.
     relay.lost().await.unwrap();
@@ -140,11 +157,47 @@ async fn the_layers_that_an_engine_tells_of_are_a_label() {
     assert_eq!(labels, [None, layers("windows"), layers("windows+states")]);
 }
 
+/// A bridge may take long between the start of a relay and the first connection to the engine. Until then, daemons must
+/// not call the engine exact, whether they hear of the relay or ask it.
+#[tokio::test]
+async fn kept_blocks_are_told_with_a_doubt_from_the_start() {
+    let (broker, mut batches) = heard().await;
+    let tokens: Vec<u32> = (0..16).collect();
+    let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]);
+    let payload = rmp_serde::to_vec(&json!([1.5, [stored], 0])).unwrap();
+    let mut batch = EngineBatch::default();
+    let mut decoder = Decoder::new(Format::Vllm, DecodeLimits::default());
+    decoder.decode(&payload, &mut batch).unwrap();
+    let mut blocks = Translator::new(TranslatorSettings::for_format(Format::Vllm));
+    blocks.translate(&batch, &mut Translation::default());
+    let mut way = way(&broker, "gpu-0", Kin::default()).await;
+    way.options.beginning = Beginning::Above(5);
+    let relay = started(blocks, way).await;
+    assert!(!relay.is_exact());
+    let first = next_batch(&mut batches).await;
+    let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
+    assert_eq!((first.seq, first.events), (2, vec![lost.clone()]));
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let request = ResyncRequest {
+        rank: 0,
+        cursor: BatchCursor { epoch: 5, seq: 9 },
+        full: false,
+    };
+    let asked = nats.request("kvatlas.v1.resync.m.gpu-0.0", request.encode().into());
+    let chunk = ResyncChunk::decode(&asked.await.unwrap().payload, &WireLimits::default()).unwrap();
+    let answered = chunk.decode_batches(&WireLimits::default()).unwrap();
+    let answered: Vec<Event> = answered.into_iter().flat_map(|batch| batch.events).collect();
+    assert!(
+        matches!(&answered[..], [Event::Stored(_), doubted] if *doubted == lost),
+        "{answered:?}"
+    );
+}
+
 /// For an engine that was never in sight, the bridge sends heartbeats, so that daemons that start later learn of the
 /// engine. For an engine that was in sight and is lost, it sends none.
 #[tokio::test]
 async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is_not() {
-    let (_broker, mut relay, mut batches) = heard_relay().await;
+    let (_broker, mut relay, mut batches) = new_relay().await;
     relay.lost().await.unwrap();
     let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
     assert_eq!(next_batch(&mut batches).await.events, vec![lost.clone()]);
@@ -284,7 +337,7 @@ async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
 
 #[tokio::test]
 async fn who_clears_out_of_sight_is_out_of_sight_still() {
-    let (_broker, mut relay, mut batches) = heard_relay().await;
+    let (_broker, mut relay, mut batches) = new_relay().await;
     relay.lost().await.unwrap();
     relay.apply(&cleared()).await.unwrap();
     relay.flush().await.unwrap();
@@ -309,6 +362,7 @@ fn an_engine_that_clears_is_exact_in_metrics_too() {
             let server = find_nats_server(None).unwrap();
             let broker = EmbeddedBroker::start(&server).await.unwrap();
             let mut relay = relay(&broker).await;
+            relay.seen(Duration::from_secs(60)).await.unwrap();
             relay.lose(Reason::LostBatches).await.unwrap();
             relay.apply(&cleared()).await.unwrap();
             relay.flush().await.unwrap();

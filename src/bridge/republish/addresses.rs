@@ -10,10 +10,26 @@ use super::places::PLACES_MAX;
 /// Maximum number of engines that get addresses by their order in flags and file.
 const ASSIGNED_MAX: usize = 4096;
 
-/// Hint in error texts that shows the form of an address.
-const FORM: &str = "write tcp://HOST:PORT, tcp://HOST:PORT-PORT for engines that are found, or NAME=tcp://HOST:PORT for one engine";
-/// Hint in error texts that shows the width of a range.
-const WIDTH: &str = "a range has 2 to 2048 ports, two for each engine";
+/// Error for a text that is no address for republishing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RepublishAddressError {
+    /// The text does not have the form of an address.
+    #[error(
+        "write tcp://HOST:PORT, tcp://HOST:PORT-PORT for engines that are found, or NAME=tcp://HOST:PORT for one engine"
+    )]
+    Form,
+    /// The range has too few ports, or too many.
+    #[error("a range has 2 to 2048 ports, two for each engine")]
+    Width,
+}
+
+/// Error for two addresses for the same engines.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("--republish gives two addresses to {}", instance.as_deref().unwrap_or("all other engines"))]
+pub struct TwoAddresses {
+    /// Engine with two addresses; `None` for all engines without an address of their own.
+    instance: Option<String>,
+}
 
 /// An address for republishing, as people write it: for one engine, or for all other engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,14 +113,16 @@ impl SocketPair {
 }
 
 impl FromStr for RepublishAddress {
-    type Err = String;
+    type Err = RepublishAddressError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> Result<Self, RepublishAddressError> {
+        use RepublishAddressError::Form;
+
         let (instance, endpoint) = match text.split_once("=tcp://") {
             Some((instance, endpoint)) if !instance.is_empty() => (Some(instance.to_owned()), endpoint),
-            _ => (None, text.strip_prefix("tcp://").ok_or(FORM)?),
+            _ => (None, text.strip_prefix("tcp://").ok_or(Form)?),
         };
-        let (host, port) = endpoint.rsplit_once(':').ok_or(FORM)?;
+        let (host, port) = endpoint.rsplit_once(':').ok_or(Form)?;
         let host = match host {
             "*" => "0.0.0.0",
             host => host.trim_start_matches('[').trim_end_matches(']'),
@@ -113,9 +131,9 @@ impl FromStr for RepublishAddress {
             Some((first, last)) if instance.is_none() => (first, Some(last)),
             _ => (port, None),
         };
-        let port: u16 = port.parse().map_err(|_| FORM)?;
+        let port: u16 = port.parse().map_err(|_| Form)?;
         if host.is_empty() || port == 0 || port == u16::MAX {
-            return Err(FORM.to_owned());
+            return Err(Form);
         }
         let host = host.to_owned();
         Ok(Self {
@@ -127,22 +145,23 @@ impl FromStr for RepublishAddress {
 }
 
 /// Returns the number of pairs from the port `first` to the port `last`.
-fn pairs_of(first: u16, last: &str) -> Result<usize, String> {
-    let last: u16 = last.parse().map_err(|_| FORM)?;
+fn pairs_of(first: u16, last: &str) -> Result<usize, RepublishAddressError> {
+    let last: u16 = last.parse().map_err(|_| RepublishAddressError::Form)?;
     let ports = usize::from(last).saturating_sub(usize::from(first)) + 1;
     match ports / 2 {
         1..=PLACES_MAX => Ok(ports / 2),
-        _ => Err(WIDTH.to_owned()),
+        _ => Err(RepublishAddressError::Width),
     }
 }
 
-/// Refuses two addresses for the same engines; the error names the engines in words.
-pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
+/// Refuses two addresses for the same engines.
+pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), TwoAddresses> {
     for (place, address) in addresses.iter().enumerate() {
         let mut before = addresses.iter().take(place);
         if before.any(|other| other.instance == address.instance) {
-            let whose = address.instance.as_deref().unwrap_or("all other engines");
-            return Err(format!("--republish gives two addresses to {whose}"));
+            return Err(TwoAddresses {
+                instance: address.instance.clone(),
+            });
         }
     }
     Ok(())
@@ -250,7 +269,8 @@ mod tests {
         );
         assert_eq!(range("tcp://h:1-2048"), (1024, pair(2047, "tcp://h:2048"), None));
         for text in ["tcp://h:5600-5600", "tcp://h:5600-5599", "tcp://h:1-2050"] {
-            assert_eq!(text.parse::<RepublishAddress>(), Err(WIDTH.to_owned()), "{text}");
+            let refused = text.parse::<RepublishAddress>();
+            assert_eq!(refused, Err(RepublishAddressError::Width), "{text}");
         }
         for text in [
             "a=tcp://h:1-9",
@@ -259,7 +279,8 @@ mod tests {
             "tcp://h:1-70000",
             "tcp://h:1-2-3",
         ] {
-            assert_eq!(text.parse::<RepublishAddress>(), Err(FORM.to_owned()), "{text}");
+            let refused = text.parse::<RepublishAddress>();
+            assert_eq!(refused, Err(RepublishAddressError::Form), "{text}");
         }
     }
 
@@ -270,21 +291,14 @@ mod tests {
             check(&addresses)
         };
         assert_eq!(check(&["tcp://h:1", "a=tcp://h:3", "b=tcp://h:3"]), Ok(()));
-        assert!(
-            check(&["tcp://h:1", "tcp://h:3"])
-                .unwrap_err()
-                .contains("all other")
-        );
-        assert!(
-            check(&["tcp://h:1", "tcp://h:3-9"])
-                .unwrap_err()
-                .contains("all other")
-        );
-        assert!(
-            check(&["a=tcp://h:1", "a=tcp://h:3"])
-                .unwrap_err()
-                .ends_with("to a")
-        );
+        let twice = |instance: Option<&str>| {
+            Err(TwoAddresses {
+                instance: instance.map(str::to_owned),
+            })
+        };
+        assert_eq!(check(&["tcp://h:1", "tcp://h:3"]), twice(None));
+        assert_eq!(check(&["tcp://h:1", "tcp://h:3-9"]), twice(None));
+        assert_eq!(check(&["a=tcp://h:1", "a=tcp://h:3"]), twice(Some("a")));
     }
 
     #[test]
@@ -298,7 +312,8 @@ mod tests {
             "a=5600",
             "ipc://x:1",
         ] {
-            assert_eq!(text.parse::<RepublishAddress>(), Err(FORM.to_owned()), "{text}");
+            let refused = text.parse::<RepublishAddress>();
+            assert_eq!(refused, Err(RepublishAddressError::Form), "{text}");
         }
     }
 }

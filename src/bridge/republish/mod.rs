@@ -56,7 +56,7 @@ use door::serve_in_turns;
 use ports::{PortUser, Ports};
 use stream::Stream;
 
-pub use addresses::{RepublishAddress, SocketPair};
+pub use addresses::{RepublishAddress, RepublishAddressError, SocketPair, TwoAddresses};
 pub use flags::RouterQuestion;
 pub(super) use flags::router_flags;
 pub(super) use places::PortPlaces;
@@ -84,8 +84,8 @@ impl RepublishOptions {
     ///
     /// # Errors
     ///
-    /// The engines with two addresses, in words.
-    pub fn check(&self) -> Result<(), String> {
+    /// [`TwoAddresses`] names the engines.
+    pub fn check(&self) -> Result<(), TwoAddresses> {
         addresses::check(&self.addresses)
     }
 

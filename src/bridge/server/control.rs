@@ -233,20 +233,18 @@ mod tests {
             change(&mut source);
             vec![source]
         };
+        for sources in [vec![], other(|source| source.transport = "null".to_owned())] {
+            let error = read(sources).unwrap_err();
+            assert!(matches!(error, ServerAnswerError::Off { .. }), "{error}");
+        }
+        for address in ["tcp://10.0.0.1:0", "tcp://127.0.0.1:1"] {
+            let error = read(vec![source(address)]).unwrap_err();
+            assert!(
+                matches!(&error, ServerAnswerError::Connects { endpoint, .. } if endpoint == address),
+                "{error}"
+            );
+        }
         for (sources, words) in [
-            (vec![], "--kv-events-config"),
-            (
-                other(|source| source.transport = "null".to_owned()),
-                "--kv-events-config",
-            ),
-            (
-                other(|source| source.endpoint = "tcp://10.0.0.1:0".to_owned()),
-                "connects to",
-            ),
-            (
-                other(|source| source.endpoint = "tcp://127.0.0.1:1".to_owned()),
-                "connects to",
-            ),
             (
                 other(|source| source.endpoint = "\n\u{5}gpu-0\u{10}".to_owned()),
                 "no address",
@@ -254,8 +252,11 @@ mod tests {
             (other(|source| source.encoding = "json".to_owned()), "\"json\""),
             (other(|source| source.schema_version = 2), "version 2"),
         ] {
-            let error = read(sources).unwrap_err().to_string();
-            assert!(error.contains(words), "{error}");
+            let error = read(sources).unwrap_err();
+            assert!(
+                matches!(&error, ServerAnswerError::Form { reason, .. } if reason.contains(words)),
+                "{error}"
+            );
         }
     }
 }

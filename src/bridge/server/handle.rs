@@ -10,9 +10,9 @@ use tokio::sync::watch;
 
 use kvatlas_process::registry::{Discovered, EngineKey, NewServer};
 
-use super::super::follower::FollowError;
 use super::super::http::ServerAddress;
 use super::super::sockets::SocketError;
+use super::super::sources::FollowedSourceError;
 
 /// The state of a server that is asked.
 #[derive(Debug, Clone, Default)]
@@ -102,11 +102,12 @@ impl OriginServer {
     }
 
     /// Returns the text of an error, with the flag that corrects it.
-    pub(crate) fn explain(&self, error: &FollowError) -> String {
-        match error {
-            FollowError::Socket(error) => explain(error, self.refused_hint),
-            FollowError::Publisher(error) => error.to_string(),
-        }
+    pub(crate) fn explain(&self, error: &FollowedSourceError) -> String {
+        let of_socket = match error {
+            FollowedSourceError::Broken(error) => error.downcast_ref::<SocketError>(),
+            _ => None,
+        };
+        of_socket.map_or_else(|| error.to_string(), |error| explain(error, self.refused_hint))
     }
 }
 

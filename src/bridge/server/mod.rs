@@ -6,7 +6,7 @@
 //! engine's server ◀───┤ ServerTask             │ follows the reported publishers, and drops those that are no longer reported
 //!                     └──▲────────────────┬────┘
 //!              «ask it»  │                ▼ «it has told the same»
-//!                     EngineTask of each rank: connects, waits for that, and only then believes what comes
+//!                     SourceTask of each rank: connects, waits for that, and only then believes what comes
 //! ```
 //!
 //! A server over HTTP tells of ZeroMQ publishers. A server over gRPC either sends events itself, or tells of ZeroMQ publishers,

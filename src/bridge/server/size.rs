@@ -15,7 +15,6 @@ use kvatlas_engines::{
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::BridgeMetrics;
 
-use super::super::frames::ReplayMessage;
 use super::super::grpc::{Frames, GrpcError};
 use super::super::sockets::{ReplaySocket, SocketError, Subscription};
 use super::answers::{Publishers, Sockets};
@@ -106,12 +105,10 @@ impl BlockSizeListener {
         let mut replay = ReplaySocket::connect(endpoint, patience, Arc::clone(metrics)).await?;
         replay.ask(0).await?;
         let mut largest = None;
-        loop {
-            match replay.next().await? {
-                ReplayMessage::End => return Ok(largest),
-                ReplayMessage::Batch(numbered) => largest = largest.max(self.told(&numbered.payload)),
-            }
+        while let Some(numbered) = replay.next().await? {
+            largest = largest.max(self.told(&numbered.payload));
         }
+        Ok(largest)
     }
 
     /// Returns the block size that a payload shows; `None` if it shows none or cannot be decoded.

@@ -105,6 +105,11 @@ impl Bucket {
         format!("{}.", self.set)
     }
 
+    /// Returns the subject on which the server is asked for its account of the keys.
+    pub(super) fn info_subject(&self) -> String {
+        format!("$JS.API.STREAM.INFO.KV_{}", self.name)
+    }
+
     pub(super) fn owner_key(&self) -> String {
         format!("{}.owner", self.set)
     }

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
@@ -230,17 +231,9 @@ impl StateDirectory {
     /// Returns the saved state of an engine; `None` if there is none. State is also `None`, and logged, if it is
     /// unusable or was saved with other settings than in the text `cache` (see [`cache_of`]).
     pub(super) fn engine(&self, holder: &PublishedHolder, cache: &str, bytes_max: u64) -> Option<KeptEngine> {
-        let path = self.inner.path.join(engine_file(holder));
-        let storage = self.inner.storage.as_ref();
-        let kept: KeptEngine = match read_file(storage, &path, StateFileKind::Engine, bytes_max) {
-            Ok(kept) => kept?,
-            Err(error) => {
-                refused(&path, &error);
-                return None;
-            }
-        };
+        let kept: KeptEngine = self.read(&engine_file(holder), StateFileKind::Engine, bytes_max)?;
         if kept.cache != cache {
-            refused(&path, &"its engine has other blocks by now");
+            self.refuse_engine(holder, &"its engine has other blocks by now");
             return None;
         }
         Some(kept)
@@ -277,6 +270,13 @@ impl StateDirectory {
             }
             _ => {}
         }
+    }
+
+    /// Reads the value in a file; `None` if there is none. A value that cannot be read is also `None`, and is logged.
+    fn read<T: DeserializeOwned>(&self, name: &str, kind: StateFileKind, bytes_max: u64) -> Option<T> {
+        let path = self.inner.path.join(name);
+        let read = read_file(self.inner.storage.as_ref(), &path, kind, bytes_max);
+        read.inspect_err(|error| refused(&path, error)).ok().flatten()
     }
 
     fn write<T: Serialize>(

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use kvatlas_telemetry::BridgeMetrics;
 
 use super::bucket::Bucket;
-use super::file::{StateFileKind, read_file};
+use super::file::StateFileKind;
 use super::{StateDirectory, refused};
 use crate::republish::PortPlaces;
 
@@ -61,18 +61,11 @@ impl KeptPlaces {
 
     /// Returns the table of ports that an earlier bridge has left in a file; an empty table if there is none that can be used.
     pub(in super::super) fn read(&self) -> PortPlaces {
-        let PlacesStorage::File(directory) = &self.0 else {
-            return PortPlaces::default();
-        };
-        let path = directory.inner.path.join(NAME);
-        let read = read_file(
-            directory.inner.storage.as_ref(),
-            &path,
-            StateFileKind::Ports,
-            BYTES_MAX,
-        );
-        let read = read.inspect_err(|error| refused(&path, error));
-        read.ok().flatten().unwrap_or_default()
+        match &self.0 {
+            PlacesStorage::File(directory) => directory.read(NAME, StateFileKind::Ports, BYTES_MAX),
+            PlacesStorage::Memory | PlacesStorage::Shared(_) => None,
+        }
+        .unwrap_or_default()
     }
 
     /// Applies `change` to the table of ports, and writes the table. `known` is the table as this bridge knows it. If

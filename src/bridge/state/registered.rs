@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::BridgeMetrics;
 
-use super::file::{StateFileKind, read_file};
-use super::{StateDirectory, refused};
+use super::StateDirectory;
+use super::file::StateFileKind;
 
 const NAME: &str = "registered";
 /// Maximum size of the file, in bytes.
@@ -24,14 +24,8 @@ impl Registered {
     /// Returns the registered engines that are saved in `directory`, and the keeper of their file. The list is empty if
     /// the file is missing or cannot be used.
     pub(in super::super) fn open(directory: StateDirectory) -> (Vec<GivenEngine>, Self) {
-        let path = directory.inner.path.join(NAME);
-        let storage = directory.inner.storage.as_ref();
-        let kept = read_file(storage, &path, StateFileKind::Registered, BYTES_MAX);
-        let engines: Vec<GivenEngine> = kept
-            .inspect_err(|error| refused(&path, error))
-            .ok()
-            .flatten()
-            .unwrap_or_default();
+        let kept = directory.read(NAME, StateFileKind::Registered, BYTES_MAX);
+        let engines: Vec<GivenEngine> = kept.unwrap_or_default();
         let written = Mutex::new(engines.clone());
         (engines, Self { directory, written })
     }

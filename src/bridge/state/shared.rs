@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_128;
 
+use kvatlas_process::broker::mend_requests;
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
@@ -91,7 +92,7 @@ impl SharedRegistrations {
         apply: impl Fn(Registration),
         ports: impl Fn(u64, PortPlaces),
     ) {
-        let mut jetstream = async_nats::jetstream::new(nats);
+        let mut jetstream = async_nats::jetstream::new(nats.clone());
         jetstream.set_timeout(ANSWER_PATIENCE);
         loop {
             let exchanged = match self.bucket.open(&jetstream).await {
@@ -114,6 +115,7 @@ impl SharedRegistrations {
                     }
                 }
             }
+            mend_requests(&nats, &self.bucket.info_subject()).await;
             tokio::time::sleep(PAUSE).await;
         }
     }

@@ -1,6 +1,7 @@
 use kvatlas_core::wire::{NamespaceName, WorkerName};
 use kvatlas_engines::{Translator, TranslatorSettings};
 
+use super::file::FileError;
 use super::*;
 use crate::republish::PortPlaces;
 use crate::{EngineDefaults, parse_engine};
@@ -178,35 +179,33 @@ fn an_engine_elsewhere_may_be_the_same_and_one_with_other_blocks_is_not() {
 }
 
 #[test]
-fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
+fn a_file_that_is_damaged_or_foreign_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path());
     write(&directory, &kept("cache"));
     let path = folder.path().join(engine_file(&holder()));
     let whole = std::fs::read(&path).unwrap();
-    let words = |bytes: &[u8]| {
+    let error = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
         assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
-        let read = read_file::<KeptEngine>(&Disk, &path, StateFileKind::Engine, 1 << 20);
-        read.map(|_| String::new())
-            .unwrap_or_else(|error| error.to_string())
+        read_file::<KeptEngine>(&Disk, &path, StateFileKind::Engine, 1 << 20).unwrap_err()
     };
     for cut in 8..whole.len() {
-        assert_eq!(words(&whole[..cut]), "it is damaged", "cut at {cut}");
+        let error = error(&whole[..cut]);
+        assert!(matches!(error, FileError::Damaged), "cut at {cut}: {error}");
     }
     for place in 12..whole.len() {
         let mut damaged = whole.clone();
         damaged[place] ^= 0x10;
-        assert_eq!(words(&damaged), "it is damaged", "changed at {place}");
+        let error = error(&damaged);
+        assert!(matches!(error, FileError::Damaged), "changed at {place}: {error}");
     }
-    assert_eq!(words(b"something else"), "it is no file of a bridge's state");
+    assert!(matches!(error(b"something else"), FileError::Foreign));
     let mut newer = whole;
     newer[8] = 2;
-    assert_eq!(
-        words(&newer),
-        "it is of version 2, and this bridge reads version 1"
-    );
-    assert!(words(&vec![0; (1 << 20) + 1]).starts_with("it has more than"));
+    assert!(matches!(error(&newer), FileError::OtherVersion(2)));
+    let large = error(&vec![0; (1 << 20) + 1]);
+    assert!(matches!(large, FileError::TooLarge(1_048_576)), "{large}");
     // A file of another kind takes the engine's place.
     let none = Vec::<NewEngine>::new();
     directory.write(
@@ -217,7 +216,7 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
         &BridgeMetrics::new(),
     );
     let registered = std::fs::read(folder.path().join("registered")).unwrap();
-    assert_eq!(words(&registered), "it is no file of a bridge's state");
+    assert!(matches!(error(&registered), FileError::Foreign));
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
@@ -256,8 +255,9 @@ fn a_directory_is_of_one_bridge_and_is_cleaned_by_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path());
     let taken = StateDirectory::open(folder.path(), INTERVAL).unwrap_err();
+    let own = format!("the bridge of process {}", std::process::id());
     assert!(
-        taken.to_string().contains("in use by the bridge of process"),
+        matches!(&taken, StateError::Taken { path, owner } if path == folder.path() && *owner == own),
         "{taken}"
     );
     write(&directory, &kept("cache"));

@@ -170,8 +170,8 @@ fn unknown_probe(last: &LackingAnswer, asked: &str, timeout: Duration) -> Check 
         LackingAnswer::Refused(_) | LackingAnswer::Whole => Check::failed(
             ROUND_TRIP,
             unknown,
-            "let these credentials publish to the events subject of the probe (--namespace, --worker), and see the daemon's \
-             log for batches that it dropped",
+            "let these credentials publish to the events subject of the probe (--namespace, --worker), see the daemon's \
+             log for batches that it dropped, and with JetStream whether its store has room",
         ),
     }
 }

@@ -2,7 +2,7 @@
 
 use async_nats::jetstream::context::{Context, RequestError, RequestErrorKind};
 use async_nats::jetstream::response::Response;
-use async_nats::jetstream::stream::RetentionPolicy;
+use async_nats::jetstream::stream::{DiscardPolicy, RetentionPolicy};
 use async_nats::jetstream::{self, Error as ApiError, ErrorCode, stream};
 use kvatlas_client::Refusal;
 use kvatlas_core::wire::Subjects;
@@ -76,7 +76,7 @@ async fn ask<T: DeserializeOwned>(
     }
 }
 
-/// Returns the check of a stream that exists. It must have the one subject `expected`, and the retention policy "limits".
+/// Returns the check of a stream that exists. It must have the one subject `expected`, and keep all messages on it.
 fn judge(info: &stream::Info, expected: &str) -> Check {
     let stream::Config {
         name,
@@ -94,6 +94,17 @@ fn judge(info: &stream::Info, expected: &str) -> Check {
     }
     if *retention != RetentionPolicy::Limits {
         let found = format!("the stream {name} does not have the retention policy \"limits\"");
+        return Check::failed(NAME, found, correct);
+    }
+    let wrong = match &info.config {
+        config if config.discard == DiscardPolicy::New => Some("discard = new"),
+        config if config.sealed => Some("sealed = true"),
+        config if config.subject_transform.is_some() => Some("subject_transform"),
+        _ => None,
+    };
+    if let Some(setting) = wrong {
+        let found =
+            format!("the stream {name} has {setting}, with which events may not reach it as they were sent");
         return Check::failed(NAME, found, correct);
     }
     let found = format!(

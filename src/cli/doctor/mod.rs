@@ -26,6 +26,7 @@ use super::failure::Failure;
 use super::nats_context::Surroundings;
 use super::output::{print, print_json};
 use super::text::printable;
+pub(super) use namespaces::Hashed;
 use replicas::Replica;
 use report::{Check, DoctorReport};
 

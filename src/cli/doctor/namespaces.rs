@@ -10,58 +10,31 @@ use kvatlas_daemon::runbook::mend_of;
 use serde::Deserialize;
 
 use super::report::Check;
-use crate::cli::refused::{PublisherRefusal, reason_of};
+use crate::cli::refused::reason_of;
+use crate::cli::status::{NamespaceStatus, Status};
 use crate::cli::text::counted;
 
 /// Settings that decide how a daemon hashes a namespace, from the daemon's route `/index`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Hashed {
-    namespace: String,
+pub(in crate::cli) struct Hashed {
     block_size: u32,
     hashing: String,
 }
 
 impl fmt::Display for Hashed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            block_size, hashing, ..
-        } = self;
+        let Self { block_size, hashing } = self;
         write!(formatter, "{block_size} tokens a block and hashing {hashing:?}")
     }
 }
 
-/// Facts about the publishers of a namespace, from a daemon's route `/index`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct NamespacePublishers {
-    namespace: String,
-    /// Number of holders whose epoch, read as a time, is later than the daemon's clock.
-    #[serde(default)]
-    epochs_ahead: u64,
-    /// Names of some holders whose epoch, read as a time, is later than the daemon's clock. The names are sorted.
-    #[serde(default)]
-    ahead: Vec<String>,
-    /// Names of some publishers whose batches are dropped.
-    #[serde(default)]
-    refused_publishers: Vec<String>,
-    /// Publishers whose batches are dropped, each with the reason. An older daemon leaves this list out.
-    #[serde(default)]
-    refused: Vec<PublisherRefusal>,
-    /// Numbers of recent answers about the namespace: all of them, and those that were not exact. An older daemon
-    /// leaves the numbers out.
-    #[serde(default)]
-    cost: Option<Cost>,
-    /// Number of holders whose block size is guessed, because their publishers do not tell it.
-    #[serde(default)]
-    unsized_holders: u64,
-}
-
 /// Returns a check that warns of epochs ahead of the clock and of unknown block sizes. `daemons` has each daemon's address and
-/// namespaces.
-pub(super) fn publishers(daemons: &[(&str, Vec<NamespacePublishers>)]) -> Check {
+/// status.
+pub(super) fn publishers(daemons: &[(&str, &Status)]) -> Check {
     const NAME: &str = "publishers";
     let (mut found, mut are_ahead, mut are_unsized) = (Vec::new(), false, false);
-    for (place, namespaces) in daemons {
-        for known in namespaces {
+    for (place, status) in daemons {
+        for known in &status.namespaces {
             let name = &known.namespace;
             if known.epochs_ahead > 0 {
                 are_ahead = true;
@@ -99,12 +72,12 @@ pub(super) fn publishers(daemons: &[(&str, Vec<NamespacePublishers>)]) -> Check 
     Check::warning(NAME, found.join("; "), mends.join("; "))
 }
 
-/// Returns a failed check for each publisher whose batches are dropped. `daemons` has each daemon's address and namespaces.
+/// Returns a failed check for each publisher whose batches are dropped. `daemons` has each daemon's address and status.
 /// Publishers of the doctor's own namespace, `own`, are left out.
-pub(super) fn refused(daemons: &[(&str, Vec<NamespacePublishers>)], own: &str) -> Vec<Check> {
+pub(super) fn refused(daemons: &[(&str, &Status)], own: &str) -> Vec<Check> {
     let mut culprits: BTreeMap<String, CulpritPublisher<'_>> = BTreeMap::new();
-    for (place, namespaces) in daemons {
-        for known in namespaces.iter().filter(|known| known.namespace != own) {
+    for (place, status) in daemons {
+        for known in status.namespaces.iter().filter(|known| known.namespace != own) {
             for publisher in &known.refused_publishers {
                 let name = format!("publisher {publisher} of {}", known.namespace);
                 let culprit = culprits.entry(name).or_default();
@@ -148,16 +121,21 @@ impl CulpritPublisher<'_> {
     }
 }
 
-/// Returns a check that fails if two daemons hash a namespace differently. `daemons` has each daemon's address and namespaces.
-pub(super) fn compare(daemons: &[(&str, Vec<Hashed>)]) -> Check {
+/// Returns a check that fails if two daemons hash a namespace differently. `daemons` has each daemon's address and status.
+pub(super) fn compare(daemons: &[(&str, &Status)]) -> Check {
     const NAME: &str = "namespaces";
     let mut first: BTreeMap<&str, (&str, &Hashed)> = BTreeMap::new();
     let mut differences = Vec::new();
-    for (place, namespaces) in daemons {
-        for hashed in namespaces {
-            let (first_place, known) = first.entry(&hashed.namespace).or_insert((place, hashed));
+    for (place, status) in daemons {
+        for NamespaceStatus {
+            namespace: name,
+            hashed,
+            ..
+        } in &status.namespaces
+        {
+            let Some(hashed) = hashed else { continue };
+            let (first_place, known) = first.entry(name).or_insert((place, hashed));
             if *known != hashed {
-                let name = &hashed.namespace;
                 differences.push(format!(
                     "{name} has {known} at {first_place}, and {hashed} at {place}"
                 ));
@@ -179,21 +157,16 @@ mod tests {
     use super::super::report::CheckOutcome;
     use super::*;
 
-    fn hashed(namespace: &str, block_size: u32) -> Hashed {
-        Hashed {
-            namespace: namespace.to_owned(),
-            block_size,
-            hashing: "engine".to_owned(),
-        }
+    fn status(namespaces: &str) -> Status {
+        serde_json::from_str(&format!(r#"{{"namespaces":[{namespaces}]}}"#)).unwrap()
     }
 
     #[test]
     fn clocks_that_are_ahead_and_sizes_that_are_guessed_are_named() {
-        let published = |text: &str| vec![serde_json::from_str::<NamespacePublishers>(text).unwrap()];
-        let fine = publishers(&[("a", published(r#"{"namespace":"m"}"#))]);
+        let fine = publishers(&[("a", &status(r#"{"namespace":"m"}"#))]);
         assert_eq!(fine.outcome(), CheckOutcome::Fine);
         let odd = r#"{"namespace":"m","epochs_ahead":1,"ahead":["w/0"],"unsized_holders":2}"#;
-        let check = publishers(&[("a", published(odd))]);
+        let check = publishers(&[("a", &status(odd))]);
         assert_eq!(check.outcome(), CheckOutcome::Warning);
         assert_eq!(
             check.found(),
@@ -201,17 +174,17 @@ mod tests {
         );
         assert!(check.mend().contains("NTP") && check.mend().contains("block_size"));
         // The two findings have different advice.
-        let ahead = publishers(&[("a", published(r#"{"namespace":"m","epochs_ahead":1}"#))]);
+        let ahead = publishers(&[("a", &status(r#"{"namespace":"m","epochs_ahead":1}"#))]);
         assert!(ahead.mend().contains("NTP") && !ahead.mend().contains("block_size"));
-        let guessed = publishers(&[("a", published(r#"{"namespace":"m","unsized_holders":1}"#))]);
+        let guessed = publishers(&[("a", &status(r#"{"namespace":"m","unsized_holders":1}"#))]);
         assert!(guessed.mend().contains("block_size") && !guessed.mend().contains("NTP"));
     }
 
     #[test]
     fn whose_batches_are_dropped_fails() {
-        let published = |text: &str| vec![serde_json::from_str::<NamespacePublishers>(text).unwrap()];
         let wide = r#"{"namespace":"m","refused_publishers":["wide"],"refused":[{"worker":"wide","reason":"other_settings"}]}"#;
-        let known = [("a", published(wide)), ("b", published(wide))];
+        let wide = status(wide);
+        let known = [("a", &wide), ("b", &wide)];
         let checks = refused(&known, "own");
         assert_eq!(checks.len(), 1);
         assert_eq!(
@@ -222,26 +195,23 @@ mod tests {
             )
         );
         let old = r#"{"namespace":"m","refused_publishers":["wide"]}"#;
-        let checks = refused(&[("a", published(old))], "own");
+        let checks = refused(&[("a", &status(old))], "own");
         assert_eq!(checks[0].found(), "all its batches are dropped at a");
         assert!(refused(&known, "m").is_empty());
     }
 
     #[test]
     fn a_namespace_is_hashed_alike_everywhere() {
-        let alike = [
-            ("a", vec![hashed("m", 16)]),
-            ("b", vec![hashed("m", 16), hashed("n", 32)]),
-            ("c", vec![hashed("n", 32)]),
-        ];
-        assert_eq!(compare(&alike).outcome(), CheckOutcome::Fine);
-        let sizes = [("a", vec![hashed("m", 16)]), ("b", vec![hashed("m", 32)])];
-        assert_eq!(compare(&sizes).outcome(), CheckOutcome::Failed);
-        let recomputed = Hashed {
-            hashing: "recompute".to_owned(),
-            ..hashed("m", 16)
+        let hashed = |namespace: &str, block_size: u32, hashing: &str| {
+            format!(r#"{{"namespace":"{namespace}","block_size":{block_size},"hashing":"{hashing}"}}"#)
         };
-        let modes = [("a", vec![hashed("m", 16)]), ("b", vec![recomputed])];
-        assert_eq!(compare(&modes).outcome(), CheckOutcome::Failed);
+        let [m, n] = ["m", "n"].map(|name| hashed(name, if name == "m" { 16 } else { 32 }, "engine"));
+        let [one, both, other] = [m.clone(), format!("{m},{n}"), n].map(|text| status(&text));
+        let alike = [("a", &one), ("b", &both), ("c", &other)];
+        assert_eq!(compare(&alike).outcome(), CheckOutcome::Fine);
+        for different in [hashed("m", 32, "engine"), hashed("m", 16, "recompute")] {
+            let check = compare(&[("a", &one), ("b", &status(&different))]);
+            assert_eq!(check.outcome(), CheckOutcome::Failed);
+        }
     }
 }

@@ -11,21 +11,18 @@ use kvatlas_client::unix_time_us;
 use kvatlas_daemon::runbook::mend_of;
 use kvatlas_process::setup::Setup;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::bridges::{self, BridgeListing};
 use super::broker::DoctorConnection;
 use super::clock;
 use super::holders::{self, Degraded};
-use super::namespaces::{self, Hashed, NamespacePublishers};
-use super::promises::{self, Promising};
 use super::report::Check;
+use super::{namespaces, promises};
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
 use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::silence;
-use crate::cli::strays::StrayNamespace;
+use crate::cli::status::Status;
 use crate::cli::text::counted;
 
 /// Longest wait on NATS for the answer of one more process, after the previous answer.
@@ -34,34 +31,6 @@ const FINDING_PATIENCE: Duration = Duration::from_millis(500);
 const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of daemons, gateways and bridges that are checked.
 const REPLICAS_MAX: usize = 256;
-
-#[derive(Debug, Deserialize)]
-struct IndexListing<N> {
-    #[serde(default)]
-    role: ProcessRole,
-    namespaces: Vec<N>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Wanting {
-    #[serde(default)]
-    role: ProcessRole,
-    setup: Option<Setup>,
-}
-
-#[derive(Debug, Deserialize)]
-struct HolderCount {
-    holders: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct GatewayShards {
-    // An older gateway leaves this field out.
-    #[serde(default)]
-    missing_shards: Vec<UnansweringShard>,
-    #[serde(default)]
-    shard_outage: Option<GatewayOutage>,
-}
 
 /// A daemon, gateway or bridge of the deployment.
 #[derive(Debug)]
@@ -143,7 +112,7 @@ pub(super) async fn find(
 }
 
 /// Replica, and the answer of its route `/index`.
-pub(super) type ReplicaAnswer = (Replica, Result<Value, Failure>);
+pub(super) type ReplicaAnswer = (Replica, Result<Status, Failure>);
 
 /// Asks each replica for its route `/index` once, so that all checks share the answers.
 pub(super) async fn look(replicas: Vec<Replica>) -> Vec<ReplicaAnswer> {
@@ -158,8 +127,11 @@ pub(super) async fn look(replicas: Vec<Replica>) -> Vec<ReplicaAnswer> {
 /// gateways and bridges do not tell their needs.
 pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
     let told = seen.iter().filter_map(|(replica, index)| {
-        let index = Wanting::deserialize(index.as_ref().ok()?).ok()?;
-        let setup = index.setup.filter(|_| index.role == ProcessRole::Daemon)?;
+        let index = index.as_ref().ok()?;
+        let setup = index
+            .setup
+            .clone()
+            .filter(|_| index.role == ProcessRole::Daemon)?;
         Some((replica.admin.authority().to_owned(), setup))
     });
     told.collect()
@@ -214,12 +186,12 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namesp
                 checks.push(check_absent(&name, replica.is_expected, &failure));
                 checks.push(Check::skipped("clock", format!("{name} does not tell its time")));
             }
-            Ok((role, index, check)) => {
-                if let Some(group) = group.as_ref().filter(|_| role.keeps_an_index()) {
+            Ok((index, check)) => {
+                if let Some(group) = group.as_ref().filter(|_| index.role.keeps_an_index()) {
                     groups.entry(group).or_default().push((admin, index));
                 }
                 checks.push(check);
-                match role {
+                match index.role {
                     ProcessRole::Bridge => match admin.json(BridgeListing::TARGET).await {
                         Ok(followed) => checks.extend(bridges::judge(admin.authority(), &followed)),
                         Err(failure) => checks.push(Check::skipped("engines", failure)),
@@ -237,12 +209,12 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namesp
     checks.extend(check_holders(&daemons, own_namespace).await);
     checks.extend(check_indexes(&daemons, own_namespace));
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
-        let known: Result<Vec<u64>, Failure> = replicas.iter().map(|replica| holders_in(*replica)).collect();
+        let known: Vec<u64> = replicas.iter().map(|(_, index)| holders_in(index)).collect();
         // The first counts come from the answers that are already there. The daemons are asked again only if these
         // counts differ.
         let mut known = Some(known);
         let count = async || match known.take() {
-            Some(known) => known,
+            Some(known) => Ok(known),
             None => try_join_all(replicas.iter().map(|(admin, _)| holders_of(admin))).await,
         };
         checks.push(compare(group, count_until_alike(patience, count).await));
@@ -251,17 +223,7 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namesp
 }
 
 /// Admin listener of a replica, and the answer of its route `/index`.
-type Indexed<'s> = (&'s AdminClient, &'s Value);
-
-/// Reads the answer of a replica's route `/index` as a `V`, a type that has some of the answer's fields.
-fn view_of<V: DeserializeOwned>((admin, index): Indexed<'_>) -> Result<V, Failure> {
-    V::deserialize(index).map_err(|error| {
-        let place = admin.authority();
-        Failure::failed(format_args!(
-            "{place} answers /index otherwise than an admin listener of kvatlas: {error}"
-        ))
-    })
-}
+type Indexed<'s> = (&'s AdminClient, &'s Status);
 
 /// Returns the checks of the holders that are not exact, from the answers of the daemons that have an index.
 async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
@@ -279,21 +241,17 @@ async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Chec
 }
 
 /// Returns a failed check for each shard that does not answer the gateway, or refuses to, and one if no shard answers.
-fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
-    let known: GatewayShards = match view_of((gateway, index)) {
-        Ok(known) => known,
-        Err(failure) => return vec![Check::skipped("shards", failure)],
-    };
+fn check_shards(gateway: &AdminClient, index: &Status) -> Vec<Check> {
     let failed = |missing: &UnansweringShard| {
         let said = missing.describe(unix_time_us());
         let found = format!("{said}, at {}", gateway.authority());
         Check::failed(&missing.to_string(), found, missing.long_mend())
     };
-    let outage = known.shard_outage.iter().map(|outage| {
+    let outage = index.shard_outage.iter().map(|outage| {
         let found = format!("{}, at {}", outage.describe(unix_time_us()), gateway.authority());
         Check::failed("shards", found, GatewayOutage::mend())
     });
-    outage.chain(known.missing_shards.iter().map(failed)).collect()
+    outage.chain(index.missing_shards.iter().map(failed)).collect()
 }
 
 /// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, missing namespaces,
@@ -303,10 +261,9 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
         return Vec::new();
     }
     let places = daemons.iter().map(|(admin, index)| (admin.authority(), *index));
-    let known: Vec<(&str, &Value)> = places.collect();
-    let published = namespaces_of::<NamespacePublishers>(&known);
-    let mut checks = vec![namespaces::publishers(&published)];
-    checks.extend(namespaces::refused(&published, own_namespace));
+    let known: Vec<(&str, &Status)> = places.collect();
+    let mut checks = vec![namespaces::publishers(&known)];
+    checks.extend(namespaces::refused(&known, own_namespace));
     checks.extend(
         known
             .iter()
@@ -314,22 +271,21 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     );
     for (place, index) in &known {
         checks.extend(check_silence(place, index));
-        let strays = index.get("strays").map(Vec::<StrayNamespace>::deserialize);
-        checks.extend(strays.and_then(Result::ok).into_iter().flatten().map(|stray| {
+        checks.extend(index.strays.iter().map(|stray| {
             let found = format!("{}, at {place}", stray.describe(unix_time_us()));
             Check::failed("strays", found, stray.mend())
         }));
     }
-    checks.extend(promises::judge(&namespaces_of::<Promising>(&known)));
+    checks.extend(promises::judge(&known));
     if daemons.len() > 1 {
-        checks.push(namespaces::compare(&namespaces_of::<Hashed>(&known)));
+        checks.push(namespaces::compare(&known));
     }
     checks
 }
 
 /// Returns a failed check if the daemon at `place` receives nothing from its NATS server.
-fn check_silence(place: &str, index: &Value) -> Option<Check> {
-    let silent_us = index.get("broker_silent_us")?.as_u64()?;
+fn check_silence(place: &str, index: &Status) -> Option<Check> {
+    let silent_us = index.broker_silent_us?;
     Some(Check::failed(
         &format!("NATS server of {place}"),
         silence::describe(silent_us),
@@ -339,13 +295,17 @@ fn check_silence(place: &str, index: &Value) -> Option<Check> {
 
 /// Returns a failed check if a daemon's snapshots are not written, and one if they are not sent to the Object Store. `place` is
 /// the daemon's address.
-fn check_snapshots(place: &str, index: &Value) -> Vec<Check> {
+fn check_snapshots(place: &str, index: &Status) -> Vec<Check> {
     let troubles = [
-        ("snapshot_error", "snapshots", "KvatlasSnapshotsFail"),
-        ("snapshot_upload_error", "uploads", "KvatlasSnapshotUploadsFail"),
+        (&index.snapshot_error, "snapshots", "KvatlasSnapshotsFail"),
+        (
+            &index.snapshot_upload_error,
+            "uploads",
+            "KvatlasSnapshotUploadsFail",
+        ),
     ];
-    let failed = troubles.into_iter().filter_map(|(field, what, alert)| {
-        let error = index.get(field)?.as_str()?;
+    let failed = troubles.into_iter().filter_map(|(error, what, alert)| {
+        let error = error.as_ref()?;
         Some(Check::failed(
             &format!("{what} of {place}"),
             error,
@@ -359,17 +319,6 @@ fn check_snapshots(place: &str, index: &Value) -> Vec<Check> {
 fn mend_of_alert(alert: &str) -> String {
     let mend = mend_of([alert].into_iter(), "what to do");
     format!("{mend}; kvatlas explain {alert} says more")
-}
-
-/// Reads each daemon's namespaces as values of the type `N`. A namespace that does not fit the type is left out, because an older
-/// daemon may send fewer fields.
-fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, &Value)]) -> Vec<(&'d str, Vec<N>)> {
-    let of = |index: &Value| {
-        let namespaces = index.get("namespaces").and_then(Value::as_array);
-        let read = namespaces.into_iter().flatten().map(N::deserialize);
-        read.filter_map(Result::ok).collect()
-    };
-    known.iter().map(|(place, index)| (*place, of(index))).collect()
 }
 
 /// Calls `count` again and again until it returns only equal numbers, but at most for `patience`. Returns the last
@@ -426,22 +375,21 @@ fn check_absent(name: &str, is_expected: bool, failure: &Failure) -> Check {
     Check::warning(name, failure, mend)
 }
 
-/// Checks whether a replica is ready. Also returns its role and the answer of its route `/index`.
+/// Checks whether a replica is ready. Also returns the answer of its route `/index`.
 async fn check_readiness<'s>(
     name: &str,
     replica: &AdminClient,
-    index: &'s Result<Value, Failure>,
-) -> Result<(ProcessRole, &'s Value, Check), Failure> {
+    index: &'s Result<Status, Failure>,
+) -> Result<(&'s Status, Check), Failure> {
     let readiness = replica.readiness().await?;
     let index = index.as_ref().map_err(Failure::clone)?;
-    let role = view_of::<IndexListing<HolderCount>>((replica, index))?.role;
     if !readiness.ready {
         let found = format!("not ready: {}", readiness.reasons.join("; "));
         let mend = mend_of(readiness.unset(), "if it stays unset");
-        return Ok((role, index, Check::failed(name, found, mend)));
+        return Ok((index, Check::failed(name, found, mend)));
     }
-    let said = describe_ready(role, holders_in((replica, index))?);
-    Ok((role, index, Check::fine(name, said)))
+    let said = describe_ready(index.role, holders_in(index));
+    Ok((index, Check::fine(name, said)))
 }
 
 fn describe_ready(role: ProcessRole, holders: u64) -> String {
@@ -454,14 +402,13 @@ fn describe_ready(role: ProcessRole, holders: u64) -> String {
 }
 
 /// Returns the number of holders in a daemon's answer of `/index`.
-fn holders_in(daemon: Indexed<'_>) -> Result<u64, Failure> {
-    let index: IndexListing<HolderCount> = view_of(daemon)?;
-    Ok(index.namespaces.iter().map(|sizes| sizes.holders).sum())
+fn holders_in(index: &Status) -> u64 {
+    index.namespaces.iter().map(|namespace| namespace.holders).sum()
 }
 
 /// Asks a daemon how many holders it knows now.
 async fn holders_of(daemon: &AdminClient) -> Result<u64, Failure> {
-    holders_in((daemon, &daemon.json("/index").await?))
+    Ok(holders_in(&daemon.json("/index").await?))
 }
 
 #[cfg(test)]
@@ -472,15 +419,20 @@ mod tests {
     use super::super::report::CheckOutcome;
     use super::*;
 
+    /// Reads an answer of `/index` without namespaces. `fields` are its other fields, each with a comma.
+    fn status(fields: &str) -> Status {
+        serde_json::from_str(&format!(r#"{{{fields}"namespaces":[]}}"#)).unwrap()
+    }
+
     #[test]
     fn snapshots_that_are_not_written_or_not_sent_fail() {
-        let checks = |index: &str| check_snapshots("a:1", &serde_json::from_str(index).unwrap());
+        let checks = |index: &str| check_snapshots("a:1", &status(index));
         assert_eq!(
-            checks(r#"{"snapshot_error":null,"snapshot_upload_error":null}"#),
+            checks(r#""snapshot_error":null,"snapshot_upload_error":null,"#),
             []
         );
-        assert_eq!(checks("{}"), [], "an older daemon does not tell");
-        let failed = checks(r#"{"snapshot_error":"disk full","snapshot_upload_error":"no room"}"#);
+        assert_eq!(checks(""), [], "an older daemon does not tell");
+        let failed = checks(r#""snapshot_error":"disk full","snapshot_upload_error":"no room","#);
         let told: Vec<_> = failed
             .iter()
             .map(|check| (check.outcome(), check.found()))
@@ -498,10 +450,10 @@ mod tests {
 
     #[test]
     fn a_silent_server_fails() {
-        let check = |index: &str| check_silence("a:1", &serde_json::from_str(index).unwrap());
-        assert_eq!(check(r#"{"broker_silent_us":null}"#), None);
-        assert_eq!(check("{}"), None, "an older daemon does not tell");
-        let failed = check(r#"{"broker_silent_us":5000000}"#).unwrap();
+        let check = |index: &str| check_silence("a:1", &status(index));
+        assert_eq!(check(r#""broker_silent_us":null,"#), None);
+        assert_eq!(check(""), None, "an older daemon does not tell");
+        let failed = check(r#""broker_silent_us":5000000,"#).unwrap();
         assert_eq!(failed.outcome(), CheckOutcome::Failed);
         assert!(failed.found().contains("for 5.0s"), "{failed:?}");
     }

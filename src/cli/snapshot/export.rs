@@ -164,6 +164,7 @@ fn holder_json(holder: &HolderFrame) -> serde_json::Value {
         "block_size": holder.block_size,
         "foreign_chain": holder.foreign_chain,
         "made_us": holder.made_us,
+        "seen_us": holder.seen_us,
     })
 }
 
@@ -190,6 +191,7 @@ mod tests {
             is_size_told: false,
             foreign_chain: false,
             made_us: None,
+            seen_us: None,
             address: None,
             labels: Labels::NONE,
             forest: None,

@@ -258,6 +258,7 @@ mod tests {
             is_size_told: false,
             foreign_chain: false,
             made_us: None,
+            seen_us: None,
             address: None,
             labels: Labels::NONE,
             forest: None,

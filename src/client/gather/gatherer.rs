@@ -1,6 +1,8 @@
 //! Gatherer: sends a request to all shards, and merges their replies into one answer.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, Message, StatusCode};
@@ -13,7 +15,7 @@ use kvatlas_core::wire::{
 
 use super::super::error::ClientError;
 use super::super::query::refusal;
-use super::collection::{Collection, Division};
+use super::collection::{Collection, Division, ReplyUse};
 use super::inbox::{Replies, ReplyInbox};
 use super::merge::{ShardAnswer, merge_replies, merge_results, merge_statuses, sort_out};
 use super::sending::{Resends, ShardRequest};
@@ -39,6 +41,9 @@ pub struct Gatherer {
     /// The subjects of the shards.
     subjects: Subjects,
     inbox: ReplyInbox,
+    /// Number of shards of the division (way to divide the workers) that gave the last whole answer; 0 if there is
+    /// none.
+    answered_last: Arc<AtomicU32>,
     /// Whether a request is sent again in these cases: the connection was made anew, half of the patience has passed,
     /// or no daemon listens.
     is_sent_again: bool,
@@ -56,6 +61,7 @@ impl Gatherer {
             nats,
             subjects: subjects.of_shards(),
             inbox,
+            answered_last: Arc::default(),
             is_sent_again: false,
         })
     }
@@ -201,18 +207,23 @@ impl Gatherer {
             payload,
             headers,
         };
-        let mut collection = Collection::within(REPLY_BYTES_MAX);
+        let expected = self.answered_last.load(Ordering::Relaxed);
+        let mut collection = Collection::within(REPLY_BYTES_MAX, (expected > 0).then_some(expected));
         let asking = self.ask(&request, replies, patience, &mut collection);
         if let Ok(asked) = tokio::time::timeout(patience, asking).await {
             asked?;
+        } else if collection.is_empty() {
+            self.inbox.subscribe_again();
         }
+        let answered = collection.expected_next().unwrap_or_default();
+        self.answered_last.store(answered, Ordering::Relaxed);
         let subject = request.subject;
         collection
             .into_best()
             .ok_or(ClientError::TimedOut { subject, patience })
     }
 
-    /// Sends a request, and collects replies until all shards of one division (way to divide the workers) have replied.
+    /// Sends a request, and collects replies until collecting ends, see [`Collection::add`].
     async fn ask(
         &self,
         request: &ShardRequest,
@@ -269,8 +280,21 @@ fn take(collection: &mut Collection<Message>, reply: Message) -> bool {
         tracing::debug!(subject = %reply.subject, "a reply names no shard");
         return false;
     };
-    let bytes = reply.payload.len();
-    collection.add(shard, reply, bytes)
+    let (reply_use, bytes) = (use_of(&reply), reply.payload.len());
+    collection.add(shard, reply_use, reply, bytes)
+}
+
+/// Returns the use of a reply, by its error code.
+fn use_of(reply: &Message) -> ReplyUse {
+    match refusal(reply) {
+        None => ReplyUse::Answer,
+        Some(ClientError::Refused(error)) => match error.code {
+            ErrorCode::UnknownNamespace => ReplyUse::Unknown,
+            ErrorCode::Unavailable | ErrorCode::TooManyRequests => ReplyUse::Refusal,
+            _ => ReplyUse::Answer,
+        },
+        Some(_) => ReplyUse::Refusal,
+    }
 }
 
 /// Returns the shard that a reply's header names; `None` if it names none.
@@ -324,11 +348,7 @@ fn answered<Reply>(
         None => decode(&message.payload)
             .map(Ok)
             .map_err(|error| ClientError::from(error).to_string()),
-        Some(ClientError::Refused(error))
-            if !matches!(error.code, ErrorCode::Unavailable | ErrorCode::TooManyRequests) =>
-        {
-            Ok(Err(error))
-        }
+        Some(ClientError::Refused(error)) if use_of(message) != ReplyUse::Refusal => Ok(Err(error)),
         Some(ClientError::Refused(error)) => Err(error.text),
         Some(error) => Err(error.to_string()),
     }

@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, Message};
 use dashmap::DashMap;
 use futures_util::StreamExt;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use kvatlas_core::wire::SHARDS_MAX;
@@ -20,6 +21,9 @@ use super::super::error::ClientError;
 /// Maximum number of replies to one request that may wait to be read. While operators change the number of shards,
 /// shards of the old and of the new division may reply, so there is room for the replies of two divisions.
 const REPLIES_WAITING_MAX: usize = 2 * SHARDS_MAX as usize;
+
+/// Minimum time between two subscriptions to one inbox.
+const PAUSE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 struct PendingRequests {
@@ -33,6 +37,8 @@ pub(super) struct ReplyInbox {
     prefix: String,
     numbers: Arc<AtomicU64>,
     waiting: Arc<PendingRequests>,
+    /// Request to subscribe again.
+    again: Arc<Notify>,
     _subscription: Arc<DropGuard>,
 }
 
@@ -51,17 +57,30 @@ impl ReplyInbox {
     /// Subscribes to the inbox on `nats`, and starts to hand replies to their requests.
     pub(super) async fn open(nats: &Client) -> Result<Self, ClientError> {
         let prefix = nats.new_inbox();
-        let mut messages = nats
-            .subscribe(format!("{prefix}.*"))
-            .await
-            .map_err(|error| ClientError::Connection(error.to_string()))?;
+        let subject = format!("{prefix}.*");
+        let subscribed = nats.subscribe(subject.clone()).await;
+        let mut messages = subscribed.map_err(|error| ClientError::Connection(error.to_string()))?;
         let waiting = Arc::new(PendingRequests::default());
         let stop = CancellationToken::new();
         let (router, stopped) = (Arc::clone(&waiting), stop.clone());
+        let again = Arc::new(Notify::new());
+        let (asked, nats) = (Arc::clone(&again), nats.clone());
         tokio::spawn(async move {
+            let mut subscribed_at = Instant::now();
             loop {
                 tokio::select! {
                     () = stopped.cancelled() => return,
+                    () = asked.notified() => {
+                        if subscribed_at.elapsed() < PAUSE {
+                            continue;
+                        }
+                        subscribed_at = Instant::now();
+                        match nats.subscribe(subject.clone()).await {
+                        Ok(subscription) => messages = subscription,
+                        // The client is closed.
+                        Err(_) => return,
+                        }
+                    },
                     message = messages.next() => match message {
                         Some(message) => router.route(message),
                         // The client is closed.
@@ -74,6 +93,7 @@ impl ReplyInbox {
             prefix,
             numbers: Arc::default(),
             waiting,
+            again,
             _subscription: Arc::new(stop.drop_guard()),
         })
     }
@@ -89,6 +109,12 @@ impl ReplyInbox {
             messages,
             waiting: Arc::clone(&self.waiting),
         }
+    }
+
+    /// Subscribes again, because no reply has come to a request. The server may have withdrawn the right to the
+    /// subscription, and given it back. A reply that comes on both subscriptions counts once.
+    pub(super) fn subscribe_again(&self) {
+        self.again.notify_one();
     }
 
     /// Returns the number of replies since the last call that came too late: their requests no longer waited for them.

@@ -430,6 +430,21 @@ mod tests {
     }
 
     #[test]
+    fn doubts_at_the_start_are_in_the_first_batch_and_in_every_answer() {
+        let lost = DegradedReasons::of(DegradedReason::UpstreamLost);
+        let mut outbox = outbox(PublisherOptions {
+            doubts: lost,
+            ..options()
+        });
+        assert_eq!(doubts(&mut outbox, Clocks::default()), lost);
+        let first = outbox.first(Clocks::default()).unwrap();
+        let sent = EventBatch::decode(&first.payload, &WireLimits::default()).unwrap();
+        assert_eq!((sent.seq, sent.events), (1, vec![Event::Doubted(lost)]));
+        publish(&mut outbox, 1);
+        assert_eq!(doubts(&mut outbox, Clocks::default()), lost);
+    }
+
+    #[test]
     fn what_is_not_known_is_refused() {
         let mut outbox = outbox(PublisherOptions {
             beginning: Beginning::After(BatchCursor { epoch: 5, seq: 7 }),

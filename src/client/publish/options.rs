@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvatlas_core::index::NamespaceSettings;
-use kvatlas_core::wire::{BatchCursor, HEARTBEAT_INTERVAL, Profile};
+use kvatlas_core::wire::{BatchCursor, DegradedReasons, HEARTBEAT_INTERVAL, Profile};
 
 /// Way in which batches travel to daemons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,6 +56,10 @@ pub enum Beginning {
 pub struct PublisherOptions {
     /// Point at which the batch numbers begin.
     pub beginning: Beginning,
+    /// Doubts about the holder's blocks at the start; none by default. The first batch tells them, and so does every
+    /// answer, so daemons never call the holder exact before they know the doubts. A later
+    /// [`Doubted`](kvatlas_core::wire::Event::Doubted) replaces them.
+    pub doubts: DegradedReasons,
     /// Way in which batches travel to daemons.
     pub transport: Transport,
     /// Block size and hashing of the namespace, as the daemons have them. If a daemon's configuration names the
@@ -100,6 +104,7 @@ impl Default for PublisherOptions {
     fn default() -> Self {
         Self {
             beginning: Beginning::NewEpoch,
+            doubts: DegradedReasons::default(),
             transport: Transport::Core,
             settings: NamespaceSettings::default(),
             tells_block_size: true,

@@ -98,6 +98,7 @@ impl Outbox {
         Ok(Self {
             ring: Ring::new(cursor.seq, ring_batches_max, options.ring_bytes_max),
             profile: ToldProfile::new(options.profile.clone()),
+            doubts: options.doubts,
             options,
             rank: id.rank,
             cursor,
@@ -107,7 +108,6 @@ impl Outbox {
             numbered_us: None,
             new_until_us: clocks.monotonic_us.saturating_add(RISE_US),
             risen_us: None,
-            doubts: DegradedReasons::default(),
             has_left: false,
             server_bytes_max: usize::MAX,
         })
@@ -203,6 +203,12 @@ impl Outbox {
     pub(super) fn seal(&mut self, clocks: Clocks) -> Option<SealedBatch> {
         let open = self.open.take()?;
         Some(self.number(open.tier, open.events, clocks))
+    }
+
+    /// Makes the publisher's first batch, if there are doubts to tell from the start.
+    pub(super) fn first(&mut self, clocks: Clocks) -> Option<SealedBatch> {
+        let doubts = self.doubts;
+        (!doubts.is_empty()).then(|| self.number(Tier::DEVICE, vec![Event::Doubted(doubts)], clocks))
     }
 
     /// Makes a heartbeat. A heartbeat is a batch without events, which shows daemons that the holder lives and that they have

@@ -51,8 +51,8 @@ pub(super) struct Lent {
 /// publishers has turns.
 struct PublisherTurns {
     voice: Voice,
-    /// Number that the publisher's epochs must exceed in the turn that it has begun. `None` while the publisher must
-    /// not publish.
+    /// Number that the publisher's epochs must exceed in the turn that it has begun. `None` while it has no turn. The
+    /// term may end before the turn does: see [`Task::may_speak`].
     current: Option<u64>,
     /// Subject of daemons' questions; `None` if the publisher answers none.
     questions_subject: Option<String>,
@@ -124,6 +124,8 @@ impl Task {
         questions: Option<Subscriber>,
     ) {
         let mut questions = questions;
+        let first = self.outbox.first(self.clocks());
+        self.send_all(first).await;
         loop {
             let wake_at = self.wake_at();
             tokio::select! {
@@ -155,9 +157,11 @@ impl Task {
 
     /// Begins to publish if this publisher's turn has begun, and stops if its turn has ended. During its turn, the
     /// publisher publishes in place of the holder's other publishers.
+    ///
+    /// A turn counts even if its term is over at this moment. The term may be extended later, and no call follows then.
     async fn change_turn(&mut self, questions: &mut Option<Subscriber>) {
         let Some(turns) = &mut self.turns else { return };
-        let turn = turns.voice.turn();
+        let turn = *turns.voice.turn.borrow();
         if turns.current == turn {
             return;
         }

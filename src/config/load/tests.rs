@@ -64,19 +64,62 @@ fn load(flags: &[(&str, &str)], environment: &[(&str, &str)], text: &str) -> Res
     )
 }
 
-/// Loads a configuration that must be refused, and returns the error messages.
-fn refuse(flags: &[(&str, &str)], environment: &[(&str, &str)], text: &str) -> Vec<String> {
-    let errors = load(flags, environment, text).unwrap_err();
-    errors.as_slice().iter().map(ToString::to_string).collect()
+/// Loads a configuration that must be refused, and returns the errors.
+fn refuse(flags: &[(&str, &str)], environment: &[(&str, &str)], text: &str) -> Vec<ConfigError> {
+    load(flags, environment, text).unwrap_err().as_slice().to_vec()
+}
+
+/// Name of the key, the variable or the flag with the mistake. Empty for a mistake of the file as a whole.
+fn place(error: &ConfigError) -> &str {
+    match error {
+        ConfigError::Unknown { origin, .. }
+        | ConfigError::Value { origin, .. }
+        | ConfigError::Combination { origin, .. } => match origin {
+            Origin::Default => "default",
+            Origin::File { key, .. } => key,
+            // Behind a flag's name, there may be a short name in brackets.
+            Origin::Environment(name) | Origin::Flag(name) => name.split(' ').next().unwrap_or_default(),
+        },
+        ConfigError::Unreadable { .. } | ConfigError::Syntax { .. } | ConfigError::Table { .. } => "",
+    }
 }
 
 #[track_caller]
-fn assert_one(messages: &[String], parts: &[&str]) {
-    let hits = messages
+fn assert_one(errors: &[ConfigError], name: &str, is_meant: impl Fn(&ConfigError) -> bool) {
+    let hits = errors
         .iter()
-        .filter(|message| parts.iter().all(|part| message.contains(part)))
-        .count();
-    assert_eq!(hits, 1, "{parts:?} in {messages:#?}");
+        .filter(|error| place(error) == name && is_meant(error));
+    assert_eq!(hits.count(), 1, "{name} in {errors:#?}");
+}
+
+/// Requires one error about the value of `name`, with these parts of the words for the allowed values and for the value.
+#[track_caller]
+fn assert_value(errors: &[ConfigError], name: &str, expected: &str, value: &str) {
+    assert_one(
+        errors,
+        name,
+        |error| matches!(error, ConfigError::Value { allowed, found, .. } if allowed.contains(expected) && found.contains(value)),
+    );
+}
+
+/// Requires one error about the unknown name `name`, with this part of the allowed names, and with this guess.
+#[track_caller]
+fn assert_unknown(errors: &[ConfigError], name: &str, expected: &str, guess: Option<&str>) {
+    assert_one(
+        errors,
+        name,
+        |error| matches!(error, ConfigError::Unknown { allowed, meant, .. } if allowed.contains(expected) && meant.as_deref() == guess),
+    );
+}
+
+/// Requires one error about the combination of `name` with other settings, with this part of the broken rule.
+#[track_caller]
+fn assert_combination(errors: &[ConfigError], name: &str, expected: &str) {
+    assert_one(
+        errors,
+        name,
+        |error| matches!(error, ConfigError::Combination { rule, .. } if rule.contains(expected)),
+    );
 }
 
 #[test]
@@ -138,25 +181,21 @@ fn a_gateway_has_neither_a_shard_nor_snapshots() {
         ("snapshots.directory", "/var/lib/kvatlas"),
         ("grpc.writing", "open"),
     ] {
-        let errors = load(&[("gateway.enabled", "true"), other], &[], "")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            errors.contains("it has no index; give one of the two"),
-            "{errors}"
-        );
+        let errors = refuse(&[("gateway.enabled", "true"), other], &[], "");
+        let flag = other.0.replace(['.', '_'], "-");
+        assert_combination(&errors, &flag, "it has no index; give one of the two");
     }
     assert!(load(&[("sharding.shard", "3/3")], &[], "").is_err());
     let grpc = ("grpc.listen", "127.0.0.1:50051");
-    let errors = load(&[grpc, ("gateway.enabled", "true")], &[], "").unwrap_err();
-    assert!(errors.to_string().contains("needs grpc.namespace"), "{errors}");
+    let errors = refuse(&[grpc, ("gateway.enabled", "true")], &[], "");
+    assert_combination(&errors, "grpc-listen", "needs grpc.namespace");
     for router in [
         grpc,
         ("redis.listen", "127.0.0.1:6379"),
         ("dynamo.components", "dynamo.backend"),
     ] {
-        let errors = load(&[router, ("sharding.shard", "0/2")], &[], "").unwrap_err();
-        assert!(errors.to_string().contains("is not for a shard"), "{errors}");
+        let errors = refuse(&[router, ("sharding.shard", "0/2")], &[], "");
+        assert_combination(&errors, &router.0.replace('.', "-"), "is not for a shard");
         if router != grpc {
             load(&[router, ("gateway.enabled", "true")], &[], "").unwrap();
         }
@@ -166,11 +205,8 @@ fn a_gateway_has_neither_a_shard_nor_snapshots() {
 #[test]
 fn two_listeners_have_two_addresses() {
     let listen = |address| load(&[("http.listen", address), ("admin.listen", address)], &[], "");
-    let errors = listen("127.0.0.1:9000").unwrap_err().to_string();
-    assert!(
-        errors.contains("--http-listen") && errors.contains("are one address"),
-        "{errors}"
-    );
+    let errors = listen("127.0.0.1:9000").unwrap_err();
+    assert_combination(errors.as_slice(), "http-listen", "are one address");
     assert!(listen("127.0.0.1:0").is_ok() && listen("off").is_ok());
     let default = load(&[("http.listen", "127.0.0.1:9464")], &[], "");
     assert!(default.is_err(), "admin.listen is there by default");
@@ -264,86 +300,83 @@ fn flags_cover_environment_covers_file_covers_default() {
 #[test]
 fn combinations_are_checked() {
     let token = ("nats.token", "hunter2");
-    let messages = refuse(&[("nats.user", "u"), ("nats.password", "p"), token], &[], "");
-    assert_one(&messages, &["a second way to authenticate", "flag --nats-token"]);
+    let errors = refuse(&[("nats.user", "u"), ("nats.password", "p"), token], &[], "");
+    let rule = "a second way to authenticate to NATS, beside flag --nats-token";
+    assert_combination(&errors, "nats-user", rule);
     // Any file that exists.
     let seed = ("nats.nkey_seed_file", "Cargo.toml");
-    assert_one(
-        &refuse(&[seed, token], &[], ""),
-        &["a second way to authenticate"],
+    let errors = refuse(&[seed, token], &[], "");
+    assert_combination(&errors, "nats-token", "a second way to authenticate");
+    let errors = refuse(&[("nats.tls_cert_file", "Cargo.toml")], &[], "");
+    assert_combination(
+        &errors,
+        "nats-tls-cert-file",
+        "nats.tls_cert_file needs nats.tls_key_file",
     );
-    let messages = refuse(&[("nats.tls_cert_file", "Cargo.toml")], &[], "");
-    assert_one(&messages, &["nats.tls_cert_file needs nats.tls_key_file"]);
-    let messages = refuse(&[("nats.tls_key_file", "Cargo.toml")], &[], "");
-    assert_one(&messages, &["nats.tls_key_file needs nats.tls_cert_file"]);
+    let errors = refuse(&[("nats.tls_key_file", "Cargo.toml")], &[], "");
+    assert_combination(
+        &errors,
+        "nats-tls-key-file",
+        "nats.tls_key_file needs nats.tls_cert_file",
+    );
 
-    let messages = refuse(
+    let errors = refuse(
         &[("nats.embedded", "true")],
         &[],
         "[nats]\nurl = \"nats://a\"\ntls_required = true",
     );
-    assert_one(
-        &messages,
-        &[
-            "key nats.url: is not for the embedded NATS server",
-            "flag --nats-embedded (--embedded)",
-        ],
-    );
-    assert_one(&messages, &["key nats.tls_required:"]);
+    for key in ["nats.url", "nats.tls_required"] {
+        let rule = "is not for the embedded NATS server that flag --nats-embedded (--embedded)";
+        assert_combination(&errors, key, rule);
+    }
     assert!(load(&[("nats.embedded", "false")], &[], "[nats]\nurl = \"nats://a\"").is_ok());
 
-    let messages = refuse(&[("events.lane_queue_bytes", "64 KiB")], &[], "");
-    assert_one(
-        &messages,
-        &[
-            "flag --events-lane-queue-bytes:",
-            "at least events.max_message_bytes",
-        ],
+    let errors = refuse(&[("events.lane_queue_bytes", "64 KiB")], &[], "");
+    assert_combination(
+        &errors,
+        "events-lane-queue-bytes",
+        "at least events.max_message_bytes",
     );
 
-    let messages = refuse(&[("grpc.writing", "token")], &[], "");
+    let errors = refuse(&[("grpc.writing", "token")], &[], "");
     for needed in ["grpc.namespace", "grpc.writing_token_file"] {
-        assert_one(&messages, &["flag --grpc-writing: grpc.writing needs", needed]);
+        assert_combination(&errors, "grpc-writing", &format!("grpc.writing needs {needed}"));
     }
     let reported = [("grpc.namespace", "m"), ("grpc.writing", "open")];
     assert!(load(&reported, &[], "").is_ok());
 
-    let messages = refuse(&[("snapshots.object_store", "warm")], &[], "");
-    assert_one(
-        &messages,
-        &["flag --snapshots-object-store:", "needs snapshots.directory"],
-    );
+    let errors = refuse(&[("snapshots.object_store", "warm")], &[], "");
+    assert_combination(&errors, "snapshots-object-store", "needs snapshots.directory");
 
-    let messages = refuse(
+    let errors = refuse(
         &[("limits.max_namespaces", "1"), ("limits.max_name_bytes", "4")],
         &[],
         EXAMPLE,
     );
-    assert_one(&messages, &["key namespaces.qwen: 2 namespaces are configured"]);
-    assert_one(
-        &messages,
-        &["key namespaces.llama: the name is longer than limits.max_name_bytes"],
+    assert_combination(&errors, "namespaces.qwen", "2 namespaces are configured");
+    assert_combination(
+        &errors,
+        "namespaces.llama",
+        "the name is longer than limits.max_name_bytes",
     );
 }
 
 #[test]
 fn one_mistake_is_not_reported_twice() {
-    let messages = refuse(
+    let errors = refuse(
         &[("events.lane_queue_bytes", "1")],
         &[("KVATLAS_EVENTS_LANE_QUEUE_BYTES", "64 KiB")],
         "",
     );
-    assert_eq!(messages.len(), 1, "{messages:#?}");
+    assert_eq!(errors.len(), 1, "{errors:#?}");
     let long = format!("[namespaces.{}]", "a".repeat(65));
     assert_eq!(refuse(&[], &[], &long).len(), 1);
 }
 
 #[test]
 fn an_unknown_flag_is_an_error() {
-    assert_one(
-        &refuse(&[("nats.urls", "x")], &[], ""),
-        &["flag --nats.urls: there is no such setting"],
-    );
+    let errors = refuse(&[("nats.urls", "x")], &[], "");
+    assert_unknown(&errors, "nats.urls", "nats.url", Some("nats.url"));
 }
 
 #[test]
@@ -390,19 +423,12 @@ fn no_secret_is_shown() {
         "[nats]\ntoken = \"hunter2\" \"hunter2\"",
         "[nats]\ntoken = \"hunter2\"\nurl = \"nats://u:hunter2@host\"\nuser = 1",
     ] {
-        let messages = refuse(&[], &[], text);
-        assert!(
-            !messages.iter().any(|message| message.contains("hunter2")),
-            "{messages:#?}"
-        );
+        let told = load(&[], &[], text).unwrap_err().to_string();
+        assert!(!told.contains("hunter2"), "{told}");
     }
-    let messages = refuse(&[], &[], "[nats]\npassword = 271828\ntoken = 31415.9");
-    assert!(
-        !messages
-            .iter()
-            .any(|message| message.contains("271828") || message.contains("31415")),
-        "{messages:#?}"
-    );
+    let numbers = "[nats]\npassword = 271828\ntoken = 31415.9";
+    let told = load(&[], &[], numbers).unwrap_err().to_string();
+    assert!(!told.contains("271828") && !told.contains("31415"), "{told}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub struct Namespace {
     /// Numbers of answers given about the namespace so far: all answers, and the answers that were not exact.
     pub answers: AnswerTally,
     /// Time since which the namespace has had no holder, on the clock of [`Namespaces::forget_empty`]. It is 0 while
-    /// the namespace has a holder.
+    /// the namespace has a holder, or a publisher whose batches are dropped.
     empty_since_us: AtomicU64,
 }
 
@@ -75,11 +75,11 @@ impl Namespace {
         !self.is_configured && self.indexer.shared.slots.load().workers == 0
     }
 
-    /// Whether the namespace has had no holder for at least `empty_us_max` microseconds. Stores the time of the first
-    /// call that finds the namespace empty. `now_us` is never 0.
+    /// Whether the namespace has had no holder for at least `empty_us_max` microseconds. Publishers whose batches are
+    /// dropped count as holders. Stores the time of the first call that finds the namespace empty. `now_us` is never 0.
     fn is_long_empty(&self, now_us: u64, empty_us_max: u64) -> bool {
         let since = &self.empty_since_us;
-        if !self.is_free() {
+        if !self.is_free() || self.indexer.refused().count(None) > 0 {
             since.store(0, Ordering::Relaxed);
             return false;
         }
@@ -191,7 +191,8 @@ impl Namespaces {
         self.current.read().get(name).cloned()
     }
 
-    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. Removes the
+    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. A namespace
+    /// stays while batches of a publisher are dropped, because its blocks are unknown. Removes the
     /// namespace called [`PROBE_NAME`] as soon as it has no holder. Namespaces of the configuration stay. `now_us` is
     /// the time in microseconds, of a clock that does not run backwards. The caller calls this function regularly.
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
@@ -217,7 +218,7 @@ impl Namespaces {
 
     /// Returns the namespace called `name`, for a batch with the block size `told`. Makes the namespace if it is
     /// absent. If the present namespace is not in use and this batch needs other settings, replaces the namespace by a
-    /// new one.
+    /// new one, which keeps the list of publishers whose batches are dropped.
     pub fn get_or_create(
         &self,
         name: &NamespaceName,
@@ -246,6 +247,9 @@ impl Namespaces {
             false => self.limits,
         };
         let indexer = PositionalIndexer::sharing(settings, limits, &self.total);
+        if let Some(replaced) = known {
+            indexer.refused().adopt(replaced.indexer.refused());
+        }
         let created = Namespace::new(name.clone(), indexer, false);
         current.insert(name.clone(), Arc::clone(&created));
         Ok(created)

@@ -161,6 +161,11 @@ pub struct HolderFrame {
     /// the Unix epoch. 0 if no batch has a time. Absent if the latest time is not known.
     #[serde(default)]
     pub made_us: Option<u64>,
+    /// Time at which the holder's publisher was last seen to be alive, in microseconds since the Unix epoch, by the
+    /// clock of the server that has the stream. 0 if it was not seen. Absent if the server's time was not known, and in
+    /// older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen_us: Option<u64>,
     /// Address for requests to the holder, as its publisher gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<Address>,

@@ -19,6 +19,7 @@ fn holder(rank: Rank, blocks: u64) -> HolderFrame {
         is_size_told: false,
         foreign_chain: true,
         made_us: Some(9),
+        seen_us: Some(8),
         address: None,
         labels: Labels::NONE,
         forest: None,

@@ -1,6 +1,9 @@
 //! Publishers whose batches are dropped, so that their holders' blocks are not known. There are three reasons: there is
 //! no room for the holders; their block size differs from the block size of the namespace; their messages cannot be
 //! read.
+//!
+//! A message that cannot be read does not tell its rank. So it can be of a rank without a holder, even if other ranks
+//! of its worker have holders.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,6 +20,11 @@ const WORKERS_MAX: usize = 4096;
 /// Maximum number of ranks of one worker that are listed separately because their batches are dropped. All other ranks
 /// together count as one.
 const RANKS_MAX: usize = 64;
+
+/// Minimum time for which a message of a worker with holders counts after it could not be read, in microseconds. A
+/// publisher sends something every second, so its next message comes within this time. If that message can be read,
+/// its holder shows what was lost.
+const UNREAD_US_MIN: u64 = 1_500_000;
 
 /// Holders of one namespace whose batches are dropped, so that their blocks are unknown. They count among the doubtful
 /// holders of the namespace.
@@ -53,8 +61,10 @@ enum RefusedRank {
     Rank(Rank),
     /// All ranks other than the first [`RANKS_MAX`] listed ones.
     Further,
-    /// All batches that cannot be read. Their ranks are not known.
+    /// All batches that cannot be read, of a worker without a holder. Their ranks are not known.
     Unread,
+    /// All batches that cannot be read, of a worker with holders. Any of them may be of a rank without a holder.
+    UnreadBeside,
 }
 
 /// The dropped batches of a worker.
@@ -70,10 +80,9 @@ struct RefusedWorker {
 }
 
 impl RefusedWorker {
-    fn part(&self, rank: Option<Rank>) -> RefusedRank {
-        let Some(part) = rank.map(RefusedRank::Rank) else {
-            return RefusedRank::Unread;
-        };
+    /// Returns the entry of a rank. The ranks beyond the first [`RANKS_MAX`] ones share an entry.
+    fn part(&self, rank: Rank) -> RefusedRank {
+        let part = RefusedRank::Rank(rank);
         let has_room = || self.last_us.range(..RefusedRank::Further).count() < RANKS_MAX;
         match self.last_us.contains_key(&part) || has_room() {
             true => part,
@@ -83,10 +92,29 @@ impl RefusedWorker {
 }
 
 impl RefusedHolders {
-    /// Records that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank`
-    /// is `None` if the batch cannot be read. `reason` is the reason in one word. Returns whether this is the first
-    /// dropped batch of the holder.
-    pub fn note(&self, worker: &WorkerName, rank: Option<Rank>, reason: &'static str, at: RefusedAt) -> bool {
+    /// Records that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `reason`
+    /// is the reason in one word. Returns whether this is the first dropped batch of the holder.
+    pub fn note(&self, worker: &WorkerName, rank: Rank, reason: &'static str, at: RefusedAt) -> bool {
+        self.note_part(worker, reason, at, |known| known.part(rank))
+    }
+
+    /// Records that a batch was dropped because it cannot be read. `has_holders` says whether the batch's worker has
+    /// holders.
+    pub fn note_unread(&self, worker: &WorkerName, has_holders: bool, reason: &'static str, at: RefusedAt) {
+        let part = match has_holders {
+            true => RefusedRank::UnreadBeside,
+            false => RefusedRank::Unread,
+        };
+        self.note_part(worker, reason, at, |_| part);
+    }
+
+    fn note_part(
+        &self,
+        worker: &WorkerName,
+        reason: &'static str,
+        at: RefusedAt,
+        part: impl FnOnce(&RefusedWorker) -> RefusedRank,
+    ) -> bool {
         let mut refused = self.workers.write();
         let has_room = refused.len() < WORKERS_MAX;
         let known = match refused.entry(worker.clone()) {
@@ -98,9 +126,17 @@ impl RefusedHolders {
             }),
         };
         known.reason = reason;
-        let part = known.part(rank);
+        let part = part(known);
         let is_first = known.last_us.insert(part, at.listened_us).is_none();
         self.note_change(is_first)
+    }
+
+    /// Takes the holders of `other`, which another namespace of the same name had, in place of its own.
+    pub(crate) fn adopt(&self, other: &Self) {
+        let taken = std::mem::take(&mut *other.workers.write());
+        let has_changed = !taken.is_empty();
+        *self.workers.write() = taken;
+        self.note_change(has_changed);
     }
 
     /// Forgets a holder that has left. Returns whether it was listed as a holder whose batches are dropped.
@@ -108,15 +144,17 @@ impl RefusedHolders {
         self.remove(&id.worker, &[RefusedRank::Rank(id.rank)])
     }
 
-    /// Forgets the dropped batches of a holder that has been registered. Also forgets the unreadable batches of the
-    /// holder's worker: the holder itself now has a reason for doubt because of these batches.
+    /// Forgets the dropped batches of a holder that has been registered. Also forgets the unreadable batches of a
+    /// worker that had no holder. If they are recent, the caller notes them again, as batches of a worker with holders.
     pub(crate) fn forget_registered(&self, id: &HolderId) {
         self.remove(&id.worker, &[RefusedRank::Rank(id.rank), RefusedRank::Unread]);
     }
 
-    /// Forgets each holder whose last dropped batch is too old. `is_over` decides this from the batch's
-    /// `listened_us`. Returns whether any holder was forgotten.
-    pub fn expire(&self, is_over: impl Fn(u64) -> bool) -> bool {
+    /// Forgets each holder whose last dropped batch is too old at `now_us`. Returns whether any holder was forgotten.
+    ///
+    /// Batches that cannot be read, of a worker with holders, are forgotten after `UNREAD_US_MIN`, and `step_us` for
+    /// the steps in which the clock is read. All others are forgotten after `kept_us`. `None` means never.
+    pub fn expire(&self, now_us: u64, step_us: u64, kept_us: Option<u64>) -> bool {
         if self.workers.read().is_empty() {
             return false;
         }
@@ -124,7 +162,14 @@ impl RefusedHolders {
         let mut has_changed = false;
         refused.retain(|_, known| {
             let before = known.last_us.len();
-            known.last_us.retain(|_, last_us| !is_over(*last_us));
+            known.last_us.retain(|part, last_us| {
+                let kept_us = match part {
+                    RefusedRank::UnreadBeside => Some(UNREAD_US_MIN + step_us),
+                    _ => kept_us,
+                };
+                let silent_us = now_us.saturating_sub(*last_us);
+                kept_us.is_none_or(|kept_us| silent_us <= kept_us)
+            });
             has_changed |= known.last_us.len() < before;
             !known.last_us.is_empty()
         });
@@ -222,10 +267,10 @@ mod tests {
     fn many_ranks_of_one_worker_take_no_room_of_others() {
         let refused = RefusedHolders::default();
         for rank in 0..10_000 {
-            refused.note(&worker(0), Some(rank), "undecodable", at(u64::from(rank)));
+            refused.note(&worker(0), rank, "undecodable", at(u64::from(rank)));
         }
         assert_eq!(refused.count(None), RANKS_MAX + 1);
-        assert!(refused.note(&worker(1), Some(0), "undecodable", at(1)));
+        assert!(refused.note(&worker(1), 0, "undecodable", at(1)));
         let of = |workers: &[usize]| {
             let workers: Vec<_> = workers.iter().map(|number| worker(*number)).collect();
             refused.count(Some(&workers))
@@ -245,7 +290,7 @@ mod tests {
             refused.forget_registered(&id(rank));
         }
         assert_eq!(of(&[0]), 1);
-        assert!(refused.expire(|last_us| last_us < 10_000));
+        assert!(refused.expire(10_000, 0, Some(0)));
         assert_eq!(refused.count(None), 0);
     }
 
@@ -254,7 +299,7 @@ mod tests {
         let refused = RefusedHolders::default();
         for number in 0..WORKERS_MAX + 10 {
             assert_eq!(
-                refused.note(&worker(number), Some(0), "undecodable", at(number as u64)),
+                refused.note(&worker(number), 0, "undecodable", at(number as u64)),
                 number < WORKERS_MAX
             );
         }
@@ -262,26 +307,45 @@ mod tests {
         let last = [worker(WORKERS_MAX + 9)];
         assert_eq!(refused.count(Some(&last)), 1, "it may be");
         // A worker that has another batch dropped later stays longer.
-        assert!(!refused.note(&worker(3), Some(0), "undecodable", at(1_000_000)));
-        assert!(refused.expire(|last_us| last_us < 2000));
-        assert!(!refused.expire(|last_us| last_us < 2000));
+        assert!(!refused.note(&worker(3), 0, "undecodable", at(1_000_000)));
+        assert!(refused.expire(2010, 0, Some(10)));
+        assert!(!refused.expire(2010, 0, Some(10)));
         assert_eq!(refused.count(None), WORKERS_MAX - 1999);
         assert_eq!(refused.count(Some(&[worker(3), worker(1999)])), 1);
         assert_eq!(refused.count(Some(&last)), 0);
-        assert!(refused.expire(|_| true));
+        assert!(!refused.expire(u64::MAX, 0, None));
+        assert!(refused.expire(u64::MAX, 0, Some(10)));
         assert_eq!(refused.count(None), 0);
     }
 
     #[test]
     fn what_cannot_be_read_is_the_doubt_of_the_workers_next_holder() {
         let refused = RefusedHolders::default();
-        assert!(refused.note(&worker(0), None, "undecodable", at(1)));
-        assert!(!refused.note(&worker(0), None, "undecodable", at(2)));
-        assert!(refused.note(&worker(0), Some(1), "undecodable", at(2)));
+        refused.note_unread(&worker(0), false, "undecodable", at(1));
+        let changes = refused.changes();
+        refused.note_unread(&worker(0), false, "undecodable", at(2));
+        assert_eq!(refused.changes(), changes);
+        assert!(refused.note(&worker(0), 1, "undecodable", at(2)));
         assert_eq!(refused.count(None), 2);
         assert!(!refused.forget(&id(0)) && refused.forget(&id(1)) && !refused.forget(&id(1)));
         assert_eq!(refused.count(None), 1);
         refused.forget_registered(&id(0));
         assert_eq!(refused.count(None), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_read_beside_a_holder_is_doubtful_until_the_next_message_is_due() {
+        let refused = RefusedHolders::default();
+        let (step_us, last_us) = (500_000, 9_000_000);
+        refused.note_unread(&worker(0), true, "undecodable", at(8_000_000));
+        refused.note_unread(&worker(0), true, "undecodable", at(last_us));
+        refused.note_unread(&worker(1), false, "undecodable", at(last_us));
+        // The holder of another rank says nothing of the rank that cannot be read.
+        refused.forget_registered(&id(0));
+        assert!(!refused.expire(last_us + 2_000_000, step_us, None));
+        assert_eq!(refused.count(None), 2);
+        assert!(refused.expire(last_us + 2_000_001, step_us, None));
+        assert_eq!(refused.count(Some(&[worker(0)])), 0);
+        assert_eq!(refused.count(None), 1, "a worker without a holder");
     }
 }

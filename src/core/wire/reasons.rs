@@ -49,7 +49,7 @@ worded! {
         Behind = 1 << 10 => "behind",
         /// During the query, a batch that must be seen as a whole was being applied.
         Changing = 1 << 11 => "changing",
-        /// Batches of a lower epoch arrive, so two publishers claim the holder. It is not known whose blocks the
+        /// Batches of a lower epoch arrive, or of one too far ahead, so two publishers claim the holder. It is not known whose blocks the
         /// reported blocks are.
         Contested = 1 << 12 => "contested",
         /// The publisher does not know all groups of layers of the engine. It knows which blocks full attention has,

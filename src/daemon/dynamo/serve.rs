@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{interval, timeout};
+use tokio::time::{interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use xxhash_rust::xxh3::xxh3_64;
@@ -22,7 +22,7 @@ use crate::start_error::{StartError, bind};
 use kvatlas_config::{DynamoComponent, DynamoConfig};
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::admin::Latch;
-use kvatlas_process::broker::{Buffer, connect_counted};
+use kvatlas_process::broker::{Buffer, ConnectionNotice, RefusedSubscriptions, connect_counted};
 use kvatlas_process::instance_name;
 use kvatlas_process::listener::{Acceptor, ConnectionLimits, Place};
 use kvatlas_telemetry::labels::{Connection, DynamoOutcome};
@@ -59,6 +59,8 @@ const ROOM_BYTES: usize = 1 << 10;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Maximum length of a path in a TCP request, in bytes. A path is `ID/NAMESPACE/COMPONENT/ENDPOINT`.
 const PATH_BYTES_MAX: u16 = 4 << 10;
+/// Pause before a subscription is made again that the server has refused.
+const REJOIN_PAUSE: Duration = Duration::from_secs(2);
 /// Maximum number of messages that wait on the connection to NATS.
 const WAITING_MAX: usize = 1024;
 
@@ -112,13 +114,23 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), S
     let instances: Vec<Instance> = config.components.iter().map(|one| instance(one, &seed)).collect();
     if transport == RequestTransport::Nats {
         let buffer = Buffer::of_messages(WAITING_MAX);
-        let client = connect_counted(&shared.nats, Connection::Queries, "dynamo", buffer, |_| {}).await?;
-        for instance in &instances {
+        let of_instance = |instance: &Instance| ([instance.subject()], RefusedSubscriptions::default());
+        let refused: Vec<_> = instances.iter().map(of_instance).collect();
+        let counted = refused.clone();
+        let notice = move |notice: &ConnectionNotice| {
+            let ConnectionNotice::Refused(refusal) = notice else {
+                return;
+            };
+            let concerned = counted.iter().filter(|(own, _)| refusal.is_subscription_to(own));
+            concerned.for_each(|(_, refused)| refused.count());
+        };
+        let client = connect_counted(&shared.nats, Connection::Queries, "dynamo", buffer, notice).await?;
+        for (instance, (_, refused)) in instances.iter().zip(refused) {
             let (client, service) = (client.clone(), Arc::clone(&service));
             let group = shared.config.queries.queue_group.clone();
             stage
                 .tasks
-                .spawn(serve_subject(client, instance.clone(), group, service));
+                .spawn(serve_subject(client, instance.clone(), group, service, refused));
         }
     }
     if let Some(discovery) = &config.discovery {
@@ -321,17 +333,38 @@ async fn settled(service: &Service) -> bool {
 /// Serves the requests to an instance over NATS, once this replica takes queries. Replicas form a queue group, so each
 /// request reaches one of them. When the daemon stops, requests that NATS has already sent here are still answered,
 /// because routers have no fallback.
-async fn serve_subject(client: Client, instance: Instance, group: String, service: Arc<Service>) {
+async fn serve_subject(
+    client: Client,
+    instance: Instance,
+    group: String,
+    service: Arc<Service>,
+    refused: RefusedSubscriptions,
+) {
     if !settled(&service).await {
         return;
     }
     let (subject, component) = (instance.subject(), tenant_key(&instance.component));
-    let member = QueueMember::join(&client, subject.clone(), None, &group).await;
-    let mut member = match member {
+    let mut refusals = refused.watch();
+    let join = || QueueMember::join(&client, subject.clone(), None, &group);
+    let mut member = match join().await {
         Ok(member) => member,
         Err(error) => return tracing::error!(%error, subject, "Dynamo's routers cannot be served"),
     };
-    while let Some(Some(message)) = service.stop.run_until_cancelled(member.next()).await {
+    loop {
+        let message = tokio::select! {
+            () = service.stop.cancelled() => break,
+            message = member.next() => message,
+            Ok(()) = refusals.changed() => {
+                // The server may give the right back.
+                service.stop.run_until_cancelled(sleep(REJOIN_PAUSE)).await;
+                match join().await {
+                    Ok(again) => member = again,
+                    Err(_) => break,
+                }
+                continue;
+            }
+        };
+        let Some(message) = message else { break };
         take_message(&client, message, &component, &service).await;
     }
     while let Some(message) = member.next_until_left().await {

@@ -28,18 +28,8 @@ const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// for one question, the second for all questions of one connection.
 const UNREAD_BYTES_MAX: [u32; 2] = [64 << 10, 256 << 10];
 
-/// Limits on one client connection.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    /// Maximum number of requests that one connection may have open at the same time.
-    pub(super) streams_max: u32,
-    /// Time without a request after which the connection is closed.
-    pub(super) idle_timeout: Duration,
-    /// Time between two pings. Also the maximum time for the client to answer a ping.
-    pub(super) ping_timeout: Duration,
-    /// Time for which a request in progress may go on after the daemon is told to stop.
-    pub(super) drain_timeout: Duration,
-}
+/// Time for which a request in progress may go on after the daemon is told to stop.
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Count of the requests on a connection that are being answered. While the count is 0, the connection counts as
 /// waiting for its client, and may have to give way to a new connection.
@@ -101,16 +91,15 @@ impl Drop for RequestGuard {
 /// - The daemon stops.
 pub(super) async fn serve(
     door: Arc<Door>,
-    limits: Limits,
     stream: TcpStream,
     peer: SocketAddr,
     place: Place,
     stopping: CancellationToken,
 ) {
     let activity = Arc::new(Activity::new(place));
-    let of_requests = Arc::clone(&activity);
+    let (of_requests, asked) = (Arc::clone(&activity), Arc::clone(&door));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (door, activity) = (Arc::clone(&door), Arc::clone(&of_requests));
+        let (door, activity) = (Arc::clone(&asked), Arc::clone(&of_requests));
         async move {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(Peer(peer));
@@ -121,22 +110,22 @@ pub(super) async fn serve(
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
-        .max_concurrent_streams(limits.streams_max)
+        .max_concurrent_streams(door.config.max_streams)
         .max_header_list_size(HEADER_BYTES_MAX)
         .initial_stream_window_size(of_stream)
         .initial_connection_window_size(of_connection)
-        .keep_alive_interval(limits.ping_timeout)
-        .keep_alive_timeout(limits.ping_timeout);
+        .keep_alive_interval(door.config.request_timeout)
+        .keep_alive_timeout(door.config.request_timeout);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     tokio::select! {
         ended = connection.as_mut() => return log_end(ended),
         () = activity.place.displaced() => return,
         () = stopping.cancelled() => {}
-        () = activity.idle_for(limits.idle_timeout) => {}
+        () = activity.idle_for(door.config.idle_timeout) => {}
     }
     // No further request is taken. A client that does not take its answer within the drain timeout is cut off.
     connection.as_mut().graceful_shutdown();
-    if let Ok(ended) = timeout(limits.drain_timeout, connection).await {
+    if let Ok(ended) = timeout(DRAIN_TIMEOUT, connection).await {
         log_end(ended);
     }
 }

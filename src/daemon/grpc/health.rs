@@ -4,9 +4,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::Stream;
-use futures_util::stream::unfold;
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use futures_util::future::ready;
+use futures_util::stream::poll_fn;
+use futures_util::{Stream, StreamExt};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -24,34 +25,10 @@ pub(super) struct ReadinessHealth {
     pub(super) stopping: CancellationToken,
 }
 
-/// State of one client's stream of health changes.
-struct HealthWatch {
-    readiness: Arc<Readiness>,
-    stopping: CancellationToken,
-    looks: Interval,
-    /// Status that was sent to the client last.
-    told: Option<i32>,
-}
-
 fn status_of(readiness: &Readiness) -> i32 {
     match readiness.report().is_ready() {
         true => ServingStatus::Serving.into(),
         false => ServingStatus::NotServing.into(),
-    }
-}
-
-impl HealthWatch {
-    /// Waits for a status that differs from the one sent last. Returns the new status with the stream's next state, or
-    /// `None` when the daemon stops.
-    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
-        let stopping = self.stopping.clone();
-        loop {
-            stopping.run_until_cancelled(self.looks.tick()).await?;
-            let status = status_of(&self.readiness);
-            if self.told.replace(status) != Some(status) {
-                return Some((Ok(HealthCheckResponse { status }), self));
-            }
-        }
     }
 }
 
@@ -77,6 +54,7 @@ impl Health for ReadinessHealth {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
+    /// Sends the status, and each later one that differs, until the daemon stops.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,
@@ -84,12 +62,13 @@ impl Health for ReadinessHealth {
         check_name(&request)?;
         let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let watch = HealthWatch {
-            readiness: Arc::clone(&self.readiness),
-            stopping: self.stopping.clone(),
-            looks,
-            told: None,
-        };
-        Ok(Response::new(Box::pin(unfold(watch, HealthWatch::next))))
+        let (readiness, mut told) = (Arc::clone(&self.readiness), None);
+        let changes = poll_fn(move |context| looks.poll_tick(context).map(Some)).filter_map(move |_| {
+            let status = status_of(&readiness);
+            let is_new = told.replace(status) != Some(status);
+            ready(is_new.then_some(Ok::<_, Status>(HealthCheckResponse { status })))
+        });
+        let stopping = self.stopping.clone().cancelled_owned();
+        Ok(Response::new(Box::pin(changes.take_until(stopping))))
     }
 }

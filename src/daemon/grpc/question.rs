@@ -102,9 +102,9 @@ impl Certain {
     }
 
     /// Returns each address once, with the worker at that address that has the most leading blocks. The workers are
-    /// sorted by their number of leading blocks, the largest first. Workers without an address are left out, and
-    /// counted in `metrics`.
-    fn matches(&self, metrics: &GrpcMetrics) -> Vec<ExternalKvPrefixMatch> {
+    /// sorted by their number of leading blocks, the largest first. Also returns whether all workers with blocks are
+    /// listed: workers without an address are left out, and counted in `metrics`.
+    fn matches(&self, metrics: &GrpcMetrics) -> (Vec<ExternalKvPrefixMatch>, bool) {
         let found = self.workers.iter().filter(|worker| worker.blocks > 0);
         let found = found.map(|worker| ReportedMatch {
             worker: instance_of_worker(&worker.id.worker),
@@ -112,9 +112,11 @@ impl Certain {
             blocks: worker.blocks,
         });
         let mut deepest: HashMap<String, (u32, String)> = HashMap::new();
+        let mut lists_all = true;
         for worker in found.chain(self.reported.iter().cloned()) {
             if worker.address.is_empty() {
                 metrics.without_address(&worker.worker);
+                lists_all = false;
                 continue;
             }
             let known = deepest.entry(worker.address).or_default();
@@ -132,7 +134,7 @@ impl Certain {
             let by_depth = other.matched_prefix_blocks.cmp(&one.matched_prefix_blocks);
             by_depth.then_with(|| one.worker_address.cmp(&other.worker_address))
         });
-        matches
+        (matches, lists_all)
     }
 }
 
@@ -187,7 +189,7 @@ impl Questions {
         };
         let mut certain = self.ask(&hashes, coverage).await?;
         certain.reported = self.untold_by_events(reported, |found| &found.address);
-        let matches = certain.matches(&self.metrics);
+        let (matches, lists_all) = certain.matches(&self.metrics);
         let best = matches.first().map(|best| best.matched_prefix_blocks);
         Ok(AnswerWithCertainty {
             answer: MatchExternalKvPrefixResponse {
@@ -195,7 +197,7 @@ impl Questions {
                 best_prefix_blocks: best.unwrap_or_default(),
                 blocks_read: certain.asked,
             },
-            is_exact: Some(certain.is_exact),
+            is_exact: Some(certain.is_exact && lists_all),
         })
     }
 
@@ -314,10 +316,12 @@ impl Questions {
         }
         let sequence = hashes.iter().map(|hash| hash.cast_unsigned().into());
         let key = QueryKey::SequenceHashes(sequence.collect());
+        // Found before the names. A namespace that appears meanwhile may be missing in them.
+        let asks_all = self.asks_all();
         let names = self.asked();
         let mut refusal = None;
         let mut certain = Certain {
-            is_exact: names.len() <= NAMESPACES_MAX && reports.is_exact && self.asks_all(),
+            is_exact: names.len() <= NAMESPACES_MAX && reports.is_exact && asks_all,
             asked: if reports.knows_some {
                 u32::try_from(hashes.len()).unwrap_or(u32::MAX)
             } else {
@@ -372,13 +376,13 @@ impl Questions {
     }
 
     /// Whether the list of [`Self::asked`] is complete, that is, whether no other namespace may have blocks that the
-    /// router asks about.
+    /// router asks about. Must be called before that list is made.
     fn asks_all(&self) -> bool {
         let is_sglang = |name: &NamespaceName| {
             let chains = ModelKey::of_namespace(name).and_then(|model| model.chains());
             chains.is_some_and(|chains| chains.algorithm() == SchemeAlgorithm::Sglang)
         };
-        self.namespace.is_some() || (self.source.knows_all_names() && !self.source.refuses_any(is_sglang))
+        self.namespace.is_some() || (self.source.knows_all_names() && !self.source.lacks_any(is_sglang))
     }
 
     /// Turns an error into gRPC's status, and counts it. If the error is not the router's fault, the status has a code
@@ -482,8 +486,9 @@ mod tests {
     }
 
     fn told(certain: &Certain) -> Vec<(String, u32, String)> {
-        let matches = certain.matches(&GrpcMetrics::new()).into_iter();
+        let (matches, _) = certain.matches(&GrpcMetrics::new());
         matches
+            .into_iter()
             .map(|found| (found.worker_address, found.matched_prefix_blocks, found.worker_id))
             .collect()
     }
@@ -515,6 +520,18 @@ mod tests {
         let doubted = holder("c", 0, [9, 9, 9], Some("http://c:1"), false);
         let some = certain([holders, vec![doubted]].concat(), 0);
         assert_eq!((told(&some).as_slice(), some.is_exact), (&expected[..], false));
+    }
+
+    #[test]
+    fn an_answer_that_leaves_out_a_worker_does_not_list_all() {
+        let lists_all = |depths, address| {
+            let known = holder("a", 0, [1; 3], Some("http://a:30000"), true);
+            let found = certain(vec![known, holder("b", 0, depths, address, true)], 0);
+            found.matches(&GrpcMetrics::new()).1
+        };
+        assert!(!lists_all([2; 3], None));
+        assert!(lists_all([2; 3], Some("b:30000")));
+        assert!(lists_all([0; 3], None), "it has none of the blocks");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
 use crate::http::{Bodies, HttpRefusal, is_allowed};
-use kvatlas_config::Secret;
+use kvatlas_config::{GrpcConfig, Secret};
 use kvatlas_telemetry::labels::{GrpcMethod, GrpcOutcome};
 
 use super::connection::Activity;
@@ -43,10 +43,7 @@ pub(super) struct Door {
     pub(super) token: Option<Secret>,
     /// Blocks that workers have reported over gRPC, and the token that reports need. `None` if reports are not taken.
     pub(super) writing: Option<Writing>,
-    /// Maximum length of a question, in bytes.
-    pub(super) message_bytes_max: usize,
-    /// Maximum time for a question to arrive and to be answered.
-    pub(super) request_timeout: Duration,
+    pub(super) config: GrpcConfig,
     pub(super) health: BuiltInService,
     /// Reflection: the server's description of its methods, in the protocol's versions `v1` and `v1alpha`.
     pub(super) reflection: [BuiltInService; 2],
@@ -165,7 +162,7 @@ impl Door {
             _ => {
                 let asked = timeout_of(request.headers()).unwrap_or(Duration::MAX);
                 let answering = self.answer_message(method, request, activity);
-                let answered = tokio::time::timeout(asked.min(self.request_timeout), answering).await;
+                let answered = tokio::time::timeout(asked.min(self.config.request_timeout), answering).await;
                 answered
                     .unwrap_or_else(|_| Status::deadline_exceeded("the question's time is over").into_http())
             }
@@ -255,7 +252,7 @@ impl Door {
         Q: prost::Message + Default + Send + 'static,
         A: prost::Message + Send + 'static,
     {
-        Grpc::new(ProstCodec::default()).max_decoding_message_size(self.message_bytes_max)
+        Grpc::new(ProstCodec::default()).max_decoding_message_size(self.config.max_message_bytes)
     }
 }
 

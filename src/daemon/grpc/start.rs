@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tonic_health::pb::health_server::HealthServer;
 use tonic_reflection::server::{Builder, Error as ReflectionError};
@@ -17,7 +16,7 @@ use kvatlas_config::{GrpcConfig, GrpcWriting};
 use kvatlas_process::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::{GrpcConnectionMetrics, GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
-use super::connection::{Limits, serve};
+use super::connection::{DRAIN_TIMEOUT, serve};
 use super::describe::descriptors;
 use super::health::ReadinessHealth;
 use super::hits::Hits;
@@ -25,8 +24,6 @@ use super::question::Questions;
 use super::reports::{BlockReports, ReportLimits};
 use super::service::{BuiltInService, Door, Writing, other};
 
-/// Time for which a request in progress may go on after the daemon is told to stop.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of a question to a service that gRPC itself defines (health, reflection), in bytes.
 const OTHER_BYTES_MAX: usize = 4 << 10;
 /// Number of bytes before each message. They tell whether the message is compressed, and its length.
@@ -41,7 +38,6 @@ pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<
     };
     let door = Arc::new(door(shared.source().await?, shared, stage)?);
     let (listener, local_addr) = bind(address, "(grpc.listen)").await?;
-    let limits = limits(config);
     let acceptor = Acceptor {
         name: "grpc",
         limits: ConnectionLimits {
@@ -57,7 +53,7 @@ pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<
     };
     let stopping = stage.stop.clone();
     let accepting = acceptor.accept(listener, move |stream, peer, place| {
-        serve(Arc::clone(&door), limits, stream, peer, place, stopping.clone())
+        serve(Arc::clone(&door), stream, peer, place, stopping.clone())
     });
     stage.tasks.spawn(accepting);
     tracing::info!(%local_addr, "listener for SGLang's routers started");
@@ -102,8 +98,7 @@ fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, Sta
         token,
         reflection: reflection.map_err(undescribed)?,
         writing,
-        message_bytes_max: config.max_message_bytes,
-        request_timeout: config.request_timeout,
+        config: config.clone(),
         health: other(health),
     })
 }
@@ -122,15 +117,6 @@ fn writing(config: &GrpcConfig) -> Result<Option<Writing>, TokenError> {
         reports: Arc::new(BlockReports::new(limits)),
         token,
     }))
-}
-
-fn limits(config: &GrpcConfig) -> Limits {
-    Limits {
-        streams_max: config.max_streams,
-        idle_timeout: config.idle_timeout,
-        ping_timeout: config.request_timeout,
-        drain_timeout: DRAIN_TIMEOUT,
-    }
 }
 
 /// Builds the reflection services, which describe the server's methods, in the protocol's versions `v1` and `v1alpha`.

@@ -54,7 +54,7 @@ pub(super) async fn lookup(
             )
         }
         None => {
-            is_only = !index.source.refuses_any(|name| cache_of(name).chains().is_none());
+            is_only = !index.source.lacks_any(|name| cache_of(name).chains().is_none());
             only_cache(index).await?
         }
     };

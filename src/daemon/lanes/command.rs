@@ -3,6 +3,7 @@
 use kvatlas_core::wire::{AdminHolder, Rank};
 use kvatlas_telemetry::labels::LaneWork;
 
+use super::holder::{Afterwards, Context};
 use super::job::HolderCommand;
 use super::lane::Lane;
 use super::line::{HolderKey, WorkerKey};
@@ -18,7 +19,8 @@ impl LanePool {
         };
         let rank = of.rank;
         let carry_out = move |lane: &mut Lane, worker: &WorkerKey| lane.command(worker, rank, command);
-        let done = self.on_worker(worker, LaneWork::Upkeep, 0, carry_out).await?;
+        // Commands are carried out one after the other.
+        let done = self.on_worker_now(worker, LaneWork::Upkeep, carry_out)?;
         done.await.map_err(|_| PoolError::LaneStopped)
     }
 }
@@ -33,10 +35,20 @@ impl Lane {
         let mut count = 0;
         match command {
             HolderCommand::Doubt => {
-                for (_, holder) in self.holders.range_mut(keys) {
-                    holder.note_operator_doubt();
+                let context = Context {
+                    clocks: self.clocks(),
+                    holding: &self.holding,
+                    clock: &self.clock,
+                    tally: &self.tally,
+                };
+                let mut leaving = Vec::new();
+                for (key, holder) in self.holders.range_mut(keys) {
+                    if holder.note_operator_doubt(context) == Afterwards::Leaves {
+                        leaving.push(key.clone());
+                    }
                     count += 1;
                 }
+                leaving.iter().for_each(|key| self.take_leave(key));
             }
             HolderCommand::Forget => {
                 self.unheld.goodbyes.forget(keys.clone());

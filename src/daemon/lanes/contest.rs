@@ -1,9 +1,9 @@
 //! Contested holders: two publishers claim one holder. The publisher with the highest epoch is *believed*, but batches
-//! of a lower epoch come too.
+//! of another epoch come too: of a lower one, or of one so far ahead of the clock that nobody believes it.
 //!
 //! There are two possible causes. Either a publisher whose clock was ahead has died, and has come back with a lower
 //! epoch. Or two processes publish under the same name. In both cases nobody knows which publisher's blocks the holder
-//! has. The holder is *contested* until a higher epoch begins, or until no other publisher sends any more.
+//! has. The holder is *contested* until an epoch above both begins, or until no other publisher sends any more.
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
@@ -11,32 +11,33 @@ use super::holder::{Context, Holder};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
 
-/// Silence in microseconds after which the publisher of the lower epoch counts as gone. Publishers send something every
+/// Silence in microseconds after which the publisher of the other epoch counts as gone. Publishers send something every
 /// second.
 const SILENT_US: u64 = 3_000_000;
-/// Age in microseconds beyond which a batch of a lower epoch may be a redelivery.
+/// Age in microseconds beyond which a batch of another epoch may be a redelivery.
 const FRESH_US: u64 = 10_000_000;
 
-/// Record of the batches whose epoch is lower than the epoch of the batches that the holder applies.
+/// Record of the dropped batches of another publisher. Their epoch is lower than the epoch of the batches that the
+/// holder applies, or too far ahead of the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Lower {
-    /// Epoch and number of the last batch that came with a lower epoch.
+pub(super) struct OtherPublisher {
+    /// Epoch and number of the other publisher's last batch.
     last: BatchCursor,
-    /// Time at which the last batch with a lower epoch came, in microseconds of listening time (time in which messages
+    /// Time at which the other publisher's last batch came, in microseconds of listening time (time in which messages
     /// could be received).
     last_us: u64,
-    /// Number of batches with a lower epoch since such a batch first showed that another publisher is alive. 0 means
-    /// that only one publisher claims the holder.
+    /// Number of the other publisher's batches since one of them first showed that it is alive. 0 means that only one
+    /// publisher claims the holder.
     batches: u64,
 }
 
-impl Lower {
-    /// Whether a batch of a lower epoch shows, at time `unix_us`, that another publisher is alive.
+impl OtherPublisher {
+    /// Whether a batch of another epoch shows, at time `unix_us`, that another publisher is alive.
     ///
     /// A batch that was made recently shows this. So does a batch that does not tell when it was made. An older batch
     /// may be a redelivery, so it shows this in two cases only:
     ///
-    /// - The batch has the same epoch as the last batch with a lower epoch, and a higher number. The other
+    /// - The batch has the same epoch as the other publisher's last batch, and a higher number. The other
     ///   publisher's clock may be slow.
     /// - A contest (two publishers claim the holder) is under way.
     fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
@@ -59,20 +60,20 @@ pub(super) fn is_fresh(batch: &EventBatch, unix_us: u64) -> bool {
 }
 
 impl Holder {
-    /// Notes a batch of a lower epoch, which is dropped. If the batch shows that another publisher is alive, the holder
+    /// Notes a batch of another epoch, which is dropped. If the batch shows that another publisher is alive, the holder
     /// counts as contested from now on.
     pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
-        let is_alive = self.lower.is_alive(batch, context.clocks.unix_us);
-        if is_alive && self.lower.batches == 0 {
+        let is_alive = self.other.is_alive(batch, context.clocks.unix_us);
+        if is_alive && self.other.batches == 0 {
             let believed = self.tracker.cursor().unwrap_or_default().epoch;
             let rank = self.writer.record().id.rank;
             self.metrics
                 .contest_begun(self.worker(), rank, believed, batch.epoch);
         }
-        self.lower = Lower {
+        self.other = OtherPublisher {
             last: cursor_of(batch),
             last_us: context.clocks.listening_us,
-            batches: self.lower.batches + u64::from(is_alive),
+            batches: self.other.batches + u64::from(is_alive),
         };
         if is_alive {
             self.degrade(DegradedReason::Contested);
@@ -83,7 +84,7 @@ impl Holder {
 
     /// Whether the holder is contested, that is, whether batches of another publisher come.
     pub(super) fn is_contested(&self) -> bool {
-        self.lower.batches > 0
+        self.other.batches > 0
     }
 
     /// Returns the reason `Contested` while two publishers claim the holder, and no reason otherwise.
@@ -100,15 +101,21 @@ impl Holder {
     /// Ends a contest (two publishers claim the holder) if the other publisher has fallen silent. Must be called with
     /// each batch that is applied.
     pub(super) fn settle_contest(&mut self, context: Context<'_>) {
-        if self.lower.is_over(context.clocks.listening_us) {
+        if self.other.is_over(context.clocks.listening_us) {
             self.end_contest();
         }
     }
 
-    /// Ends a contest (two publishers claim the holder), because a higher epoch has begun or the other publisher is
-    /// silent.
-    pub(super) fn end_contest(&mut self) {
-        let Lower { last, batches, .. } = std::mem::take(&mut self.lower);
+    /// Ends a contest (two publishers claim the holder), because `epoch` begins. Does nothing if the other publisher's
+    /// epoch is higher: then nobody has begun an epoch above both.
+    pub(super) fn outgrow_contest(&mut self, epoch: u64) {
+        if self.other.last.epoch <= epoch {
+            self.end_contest();
+        }
+    }
+
+    fn end_contest(&mut self) {
+        let OtherPublisher { last, batches, .. } = std::mem::take(&mut self.other);
         if batches > 0 {
             let rank = self.writer.record().id.rank;
             self.metrics
@@ -144,19 +151,19 @@ mod tests {
 
     #[test]
     fn a_contest_lasts_until_the_other_publisher_has_been_silent() {
-        let lower = Lower {
+        let other = OtherPublisher {
             last_us: 5_000_000,
             batches: 1,
-            ..Lower::default()
+            ..OtherPublisher::default()
         };
-        assert!(!lower.is_over(5_000_000) && !lower.is_over(4_999_999 + SILENT_US));
-        assert!(lower.is_over(5_000_000 + SILENT_US));
-        assert!(!Lower::default().is_over(u64::MAX), "there is none");
+        assert!(!other.is_over(5_000_000) && !other.is_over(4_999_999 + SILENT_US));
+        assert!(other.is_over(5_000_000 + SILENT_US));
+        assert!(!OtherPublisher::default().is_over(u64::MAX), "there is none");
     }
 
     #[test]
     fn a_batch_that_comes_again_after_long_tells_of_nobody() {
-        let none = Lower::default();
+        let none = OtherPublisher::default();
         assert!(
             none.is_alive(&made(9, None), NOW_US),
             "nobody knows when it was made"
@@ -166,7 +173,7 @@ mod tests {
         let old = |seq| made(seq, Some(NOW_US - FRESH_US - 1));
         assert!(!none.is_alive(&old(9), NOW_US));
         // The other publisher's clock is behind. Its next batch shows that it is alive.
-        let before = Lower {
+        let before = OtherPublisher {
             last: cursor_of(&old(9)),
             ..none
         };

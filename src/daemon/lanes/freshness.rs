@@ -14,15 +14,18 @@
 //! After the daemon was stopped, or its machine suspended, a late pulse shows that the daemon has not read its sockets
 //! for a while.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvatlas_core::wire::{HolderId, NamespaceName};
+use kvatlas_core::index::HolderRecord;
+use kvatlas_core::wire::{HolderId, NamespaceName, WorkerName};
 
 use super::clock::now_us;
 use super::flow::{Flows, NamespaceFlow, SearchMark, SeenInParts};
 use super::line::{Assignments, WorkerKey};
+use super::server_clock::ServerClock;
 
 /// Age of the state of all namespaces, shared by the source, the lanes and the queries.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ pub(crate) struct Freshness {
     /// Time in microseconds at which the daemon last knew the whole stream: it had read every message in the stream,
     /// or knew that the message was unread. 0 while no stream is followed.
     known_us: AtomicU64,
+    /// Clock of the server that has the stream. It has no time without a stream.
+    pub(crate) stream_clock: ServerClock,
 }
 
 /// Time at which a message came.
@@ -68,6 +73,7 @@ impl Freshness {
             heard_us: AtomicU64::new(0),
             unread_since_us: AtomicU64::new(0),
             known_us: AtomicU64::new(0),
+            stream_clock: ServerClock::default(),
         }
     }
 
@@ -106,18 +112,30 @@ impl Freshness {
     /// Returns the arrival of a message that is handed to a lane now. `kept_for` is the time for which the stream has
     /// kept the message: the message was sent that long before it came.
     ///
-    /// Normally the message has come just now. But the broker may have been silent for longer than is allowed. In
-    /// that case the message may have waited in the socket since the last sign of the broker.
+    /// Normally the message has come just now, with two exceptions:
+    ///
+    /// - The stream is known to have unread messages. This message is the oldest of them, and may have waited as long.
+    /// - There has been no sign of the broker, or no report about the stream, for longer than is allowed. The message
+    ///   may have waited since then, in the socket or in the stream.
+    ///
+    /// A message that may have waited for longer than is allowed does not count as new.
     pub(super) fn arrival(&self, kept_for: Duration) -> MessageArrival {
-        let is_unheard = self.is_unheard();
-        let came_us = match is_unheard {
-            true => self.heard_us.load(Ordering::Acquire),
-            false => now_us(),
+        let now_us = now_us();
+        let kept_us = u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX);
+        let is_late = |since_us| {
+            self.behind_after_us
+                .is_some_and(|limit| age(since_us, now_us) > limit)
         };
+        let signs_us = [&self.heard_us, &self.known_us].map(|at_us| at_us.load(Ordering::Acquire));
+        let unread_us = self.unread_since_us.load(Ordering::Acquire);
+        let late_us = signs_us.into_iter().filter(|since_us| is_late(*since_us));
+        let unread_us = Some(unread_us).filter(|since_us| *since_us > 0);
+        let came_us = late_us.chain(unread_us).fold(now_us, u64::min);
         MessageArrival {
             came_us,
-            is_new: kept_for.is_zero() && !is_unheard,
-            sent_us: came_us.saturating_sub(u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX)),
+            is_new: kept_for.is_zero() && !is_late(came_us),
+            // What the stream has kept was not sent later than when it came there.
+            sent_us: came_us.min(now_us.saturating_sub(kept_us)),
         }
     }
 
@@ -140,13 +158,13 @@ impl Freshness {
 
     /// Measures how old the state of a namespace is now. Must be called before a search.
     pub(crate) fn look(&self, namespace: &NamespaceName) -> FreshnessReading<'_> {
-        let flow = self.flows.get(namespace);
         let now_us = now_us();
         let age = |since_us| age(since_us, now_us);
         let is_over = |age_us: u64| self.behind_after_us.is_some_and(|limit| age_us > limit);
-        let unread_us = age(self.unread_since_us.load(Ordering::Acquire));
+        // Read in the order of a message's way. So no message is missed that goes on in between.
+        let everybody_us = self.everybody_us(now_us);
+        let flow = self.flows.get(namespace);
         let queued_us = flow.as_ref().and_then(|flow| flow.oldest_us()).map_or(0, age);
-        let everybody_us = unread_us.max(self.silent_us(now_us).unwrap_or_default());
         let lines_behind = match (&flow, self.behind_after_us) {
             (Some(flow), Some(limit)) if is_over(queued_us) => {
                 flow.lines_since_before(now_us.saturating_sub(limit))
@@ -161,6 +179,22 @@ impl Freshness {
             lines_behind,
             flow,
         }
+    }
+
+    /// Whether the whole state is older than is allowed. A publisher may have sent its first message since then. Must
+    /// be called before a search.
+    pub(crate) fn is_everybody_behind(&self) -> bool {
+        let everybody_us = self.everybody_us(now_us());
+        self.behind_after_us.is_some_and(|limit| everybody_us > limit)
+    }
+
+    /// Returns the age of the whole state at `now_us`, in microseconds. 0 if it is not older than is allowed, and no
+    /// message is unread.
+    fn everybody_us(&self, now_us: u64) -> u64 {
+        // The writer notes unread messages before it says that the stream is known.
+        let silent_us = self.silent_us(now_us).unwrap_or_default();
+        let unread_us = age(self.unread_since_us.load(Ordering::Acquire), now_us);
+        unread_us.max(silent_us)
     }
 
     /// Returns how long the broker has been silent at `now_us`, in microseconds. `None` if that is within the limit.
@@ -211,9 +245,13 @@ impl FreshnessReading<'_> {
         if self.is_everybody_behind || self.lines_behind.is_empty() {
             return self.is_everybody_behind;
         }
+        self.is_line_behind(namespace, &holder.worker)
+    }
+
+    fn is_line_behind(&self, namespace: &NamespaceName, worker: &WorkerName) -> bool {
         let worker = WorkerKey {
             namespace: namespace.clone(),
-            worker: holder.worker.clone(),
+            worker: worker.clone(),
         };
         let line = self.freshness.assignments.line_of(&worker);
         line.is_some_and(|line| self.lines_behind.binary_search(&line.number).is_ok())
@@ -222,6 +260,31 @@ impl FreshnessReading<'_> {
     /// Whether the state of any holder was older than is allowed, at the moment of the measurement.
     pub(crate) fn is_anybody_behind(&self) -> bool {
         self.is_everybody_behind || !self.lines_behind.is_empty()
+    }
+
+    /// Whether events had waited for too long that were of none of `holders`, at the moment of the measurement. If
+    /// `workers` is given, only events of these workers count. `holders` has all holders of these workers, or all
+    /// holders of the namespace if `workers` is `None`.
+    pub(crate) fn is_unheld_behind(
+        &self,
+        namespace: &NamespaceName,
+        workers: Option<&[WorkerName]>,
+        holders: &[Arc<HolderRecord>],
+    ) -> bool {
+        if !self.is_anybody_behind() {
+            return false;
+        }
+        let held: HashSet<_> = holders.iter().map(|holder| &holder.id.worker).collect();
+        let is_behind = |worker: &&WorkerName| self.is_line_behind(namespace, worker);
+        match workers {
+            _ if self.is_everybody_behind => true,
+            Some(workers) => workers
+                .iter()
+                .filter(is_behind)
+                .any(|worker| !held.contains(worker)),
+            // Each worker has one line.
+            None => held.into_iter().filter(is_behind).count() < self.lines_behind.len(),
+        }
     }
 
     /// Returns the mark of a search. Must be called just before the search begins. `None` if the namespace has no
@@ -242,8 +305,6 @@ impl FreshnessReading<'_> {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::WorkerName;
-
     use super::*;
 
     /// Returns the freshness record of a daemon with the limit `behind_after`, to which the broker has been silent
@@ -283,6 +344,38 @@ mod tests {
             let arrival = now.arrival(Duration::ZERO);
             assert!(arrival.came_us >= before_us && arrival.is_new);
         }
+    }
+
+    #[test]
+    fn a_message_that_was_unread_in_the_stream_has_waited_as_long() {
+        let (limit, short) = (Duration::from_secs(60), Duration::ZERO);
+        let arrival = |unread_since_us: u64, known_us: u64| {
+            let (paused, _) = freshness(Some(limit), short);
+            paused.set_unread(unread_since_us);
+            paused.stream_known(known_us);
+            let arrival = paused.arrival(Duration::ZERO);
+            assert_eq!(arrival.sent_us, arrival.came_us);
+            (arrival.came_us, arrival.is_new)
+        };
+        let now_us = now_us();
+        let (late_us, allowed_us) = (now_us - 62_000_000, now_us - 2_000_000);
+        assert_eq!(arrival(late_us, now_us), (late_us, false));
+        assert_eq!(arrival(allowed_us, now_us), (allowed_us, true));
+        // Nothing was known to be unread, because nothing was known.
+        assert_eq!(arrival(0, late_us), (late_us, false));
+        let read = arrival(0, allowed_us);
+        assert!(read.0 >= now_us && read.1);
+        assert_eq!(arrival(late_us - 1, late_us), (late_us - 1, false));
+        // The stream says how long it has kept the message, from before it was known to be unread on.
+        let (reading, _) = freshness(Some(limit), short);
+        reading.set_unread(allowed_us);
+        let kept = reading.arrival(Duration::from_secs(1));
+        assert_eq!(
+            (kept.came_us, kept.sent_us, kept.is_new),
+            (allowed_us, allowed_us, false)
+        );
+        let kept = reading.arrival(Duration::from_secs(50));
+        assert!(kept.sent_us >= now_us - 50_000_000 && kept.sent_us < allowed_us);
     }
 
     #[test]

@@ -111,6 +111,12 @@ impl HeldBatches {
         }
     }
 
+    /// Returns the highest epoch of a held batch; 0 if no batch is held.
+    pub(super) fn newest_epoch(&self) -> u64 {
+        let epochs = self.batches.iter().map(|received| received.batch.epoch);
+        epochs.max().unwrap_or_default()
+    }
+
     /// Whether no batch is held.
     pub(super) fn is_empty(&self) -> bool {
         self.batches.is_empty()

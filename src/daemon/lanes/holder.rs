@@ -11,7 +11,7 @@ use kvatlas_telemetry::labels::DropReason;
 use kvatlas_telemetry::{AppliedBatch, EventMetrics};
 
 use super::clock::LaneClock;
-use super::contest::Lower;
+use super::contest::OtherPublisher;
 use super::flow::{NamespaceFlow, OpenStep};
 use super::held::HoldingLimits;
 use super::liveness::{LivenessLimits, Silence, silence};
@@ -69,13 +69,16 @@ pub(crate) struct Holder {
     /// Reasons for doubt that came after the batch that is being applied had been received. This batch cannot end
     /// these doubts. Empty unless the batch was held first.
     pub(super) later_doubts: DegradedReasons,
-    /// Record of the dropped batches whose epoch is lower than the epoch of the applied batches.
-    pub(super) lower: Lower,
+    /// Record of the dropped batches of another publisher, which claims the same holder.
+    pub(super) other: OtherPublisher,
     /// Time at which the publisher was last heard of, in microseconds of listening time.
     heard_us: u64,
     /// Time at which the publisher was last seen to be alive, on the clock of [`now_us`](super::clock::now_us). That
     /// clock goes on while no messages can be received. 0 if the publisher has not been seen.
     pub(super) seen_us: u64,
+    /// Time at which the publisher was last seen before the daemon was restarted, on the clock of the server that has
+    /// the stream. `None` once `seen_us` includes it, and without a stream.
+    pub(super) restored_us: Option<u64>,
     /// High-water marks: the newest batch that the holder has received, and the latest time of a batch. A resync
     /// answer that ends before this batch is not believed. An older batch that comes later does not confirm the
     /// holder.
@@ -105,9 +108,10 @@ impl Holder {
             resyncs: 0,
             phase: Phase::default(),
             later_doubts: DegradedReasons::default(),
-            lower: Lower::default(),
+            other: OtherPublisher::default(),
             heard_us: clocks.listening_us,
             seen_us: clocks.seen_us,
+            restored_us: None,
             high_water: HighWater::default(),
             is_known_short: false,
             profile_epoch: 0,
@@ -119,7 +123,7 @@ impl Holder {
     /// Marks the block size as unknown until a batch tells it, because a new process may have blocks of another size.
     /// If the namespace has taken its block size from batches, the size stays known: every batch for that namespace
     /// tells its block size.
-    fn forget_size(&self) {
+    pub(super) fn forget_size(&self) {
         self.writer.set_size_known(self.writer.settings().is_size_told);
     }
 
@@ -257,7 +261,11 @@ impl Holder {
         }
         self.hear(context.clocks);
         self.writer.status().confirm(StreamGeneration::default());
-        self.release(context)
+        match self.release(context) {
+            // The dropped batch is of the publisher's next process.
+            Afterwards::Leaves if self.epoch() < head.epoch => Afterwards::Stays,
+            afterwards => afterwards,
+        }
     }
 
     /// Raises the high-water marks (newest batch and latest time) to a received batch. If the publisher has begun to
@@ -297,7 +305,7 @@ impl Holder {
     ) {
         self.writer.clear();
         self.forget_size();
-        self.end_contest();
+        self.outgrow_contest(next.epoch);
         // This is needed even if the holder has no reasons of its own, because this batch also ends doubts about the
         // stream.
         self.replace_reasons(context);
@@ -333,6 +341,7 @@ impl Holder {
     /// new batches relate to the blocks of the old count.
     fn begin_again(&mut self, next: BatchCursor) {
         self.drop_held();
+        self.forget_size();
         self.note_gap(next, next.seq.saturating_sub(1));
         self.note_blocks(BlocksChange::CountRestarted);
         self.high_water.seen = next;
@@ -368,7 +377,7 @@ impl Holder {
     /// Gives the holder the doubts that the publisher has about its own state, and withdraws such doubts that the
     /// publisher no longer has. The blocks still count as complete: they are exactly the blocks that the publisher
     /// told.
-    fn note_doubts(&mut self, doubts: DegradedReasons) {
+    pub(super) fn note_doubts(&mut self, doubts: DegradedReasons) {
         for reason in doubts.upstream().iter() {
             self.degrade(reason);
         }
@@ -470,10 +479,12 @@ impl Holder {
     }
 
     /// Degrades the holder, because a batch was dropped whose epoch lies too far ahead to be believed. If that epoch
-    /// was right, the blocks are outdated.
-    pub(super) fn note_unbelieved(&mut self, clocks: JobClocks) {
+    /// was right, the blocks are outdated. The publisher that is believed does not know, so its answer does not end the
+    /// contest.
+    pub(super) fn note_unbelieved(&mut self, batch: &EventBatch, context: Context<'_>) {
         self.doubt(DegradedReason::Gap);
-        self.hear(clocks);
+        self.contest(batch, context);
+        self.hear(context.clocks);
     }
 
     /// Degrades the holder for `reason`. A resync under way does not end this doubt, because the publisher's answer

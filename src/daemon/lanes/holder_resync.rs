@@ -63,10 +63,10 @@ impl Holder {
             // after it.
             BatchAdmission::NewEpoch { missed: 0 } => {
                 let overtaking = self.phase.release();
-                let afterwards = match (self.apply_now(received, context), overtaking) {
-                    (Afterwards::Stays, Some(held)) => self.apply_held(held, context),
-                    (afterwards, _) => afterwards,
-                };
+                let mut afterwards = self.apply_now(received, context);
+                if let Some(held) = overtaking {
+                    afterwards = self.apply_held(afterwards, held, context);
+                }
                 self.end_resync();
                 return afterwards;
             }
@@ -86,8 +86,11 @@ impl Holder {
         match self.phase.hold(received, context.holding, now_us) {
             Ok(()) => Afterwards::Stays,
             Err(NoRoom(received)) => match self.release(context) {
-                Afterwards::Stays => self.apply_now(received, context),
-                leaves @ Afterwards::Leaves => leaves,
+                Afterwards::Leaves if next.epoch <= self.epoch() => {
+                    self.drop_batch(DropReason::StaleEpoch, next.epoch);
+                    Afterwards::Leaves
+                }
+                _ => self.apply_now(received, context),
             },
         }
     }
@@ -114,13 +117,15 @@ impl Holder {
     /// The blocks of the ended epoch stay until the blocks of the new epoch are known. For a router they are better
     /// than no blocks.
     fn outlive_epoch(&mut self, next: BatchCursor, missed: u64, context: Context<'_>) {
-        self.end_contest();
+        self.outgrow_contest(next.epoch);
         self.note_epoch(next.epoch, context);
         if let Some(before) = self.tracker.cursor() {
             self.metrics
                 .epoch_changed(self.worker(), &before.epoch, &next.epoch);
         }
+        // The gap stands for the doubts of the ended epoch.
         self.note_gap(next, missed);
+        self.forget_epoch();
         // An epoch begins without blocks. So if the holder has no blocks, it is already in the state in which the new
         // epoch began.
         let is_empty = self.writer.blocks() == 0 && self.writer.status().parked_events.load() == 0;
@@ -131,6 +136,13 @@ impl Holder {
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
         self.writer.status().cursor.store(start);
+    }
+
+    /// Forgets facts about the process of an ended epoch: what it doubted itself, and how many tokens its blocks have.
+    /// Another reason for doubt must stand for these doubts.
+    fn forget_epoch(&mut self) {
+        self.note_doubts(DegradedReasons::default());
+        self.forget_size();
     }
 
     /// Begins a resync: batches are held from now on.
@@ -177,8 +189,9 @@ impl Holder {
             .cursor()
             .is_some_and(|known| known.epoch < answer.cursor.epoch)
         {
-            self.end_contest();
+            self.outgrow_contest(answer.cursor.epoch);
             self.note_epoch(answer.cursor.epoch, context);
+            self.forget_epoch();
         }
         let kept = match answer.kind {
             // Of the later doubts, those about dropped messages stay. The others are about events from before the
@@ -199,10 +212,7 @@ impl Holder {
             self.before_doubts(doubts, |holder| holder.apply_answer(answer, generation, context));
         // Applying the held batches raises the high-water mark again.
         self.high_water.seen = cursor;
-        let afterwards = match afterwards {
-            Afterwards::Stays => self.apply_held(held, context),
-            Afterwards::Leaves => afterwards,
-        };
+        let afterwards = self.apply_held(afterwards, held, context);
         if self.tracker.cursor() == Some(cursor) {
             self.writer.status().cursor.store(cursor);
         }
@@ -229,7 +239,8 @@ impl Holder {
             let state = batches.flat_map(|batch| batch.events.iter().map(|event| (batch.tier, event)));
             let state = state.filter(|(_, event)| !matches!(event, Event::Doubted(_)));
             remove_surplus(&mut self.writer, state, context.clocks.monotonic_us);
-            // The full state has no content from which a foreign chain could be recognised, so the mark is kept.
+            // The full state has no content from which a foreign chain could be recognised, so the mark is kept. It is
+            // even kept in a new epoch: the same engine usually hashes as before.
             self.writer.set_foreign_chain(is_foreign);
             self.tracker = SequenceTracker::resuming(answer.cursor);
             self.note_blocks(BlocksChange::Replaced);
@@ -241,6 +252,10 @@ impl Holder {
                 self.apply_events(batch, context);
             }
             return Afterwards::Stays;
+        }
+        if self.tracker.cursor().is_some_and(|cursor| cursor.seq == 0) && self.writer.blocks() == 0 {
+            // The answer has the epoch from its beginning, with the content from which a foreign chain is recognised.
+            self.writer.set_foreign_chain(false);
         }
         for batch in answer.batches {
             // The batch may come once more on the events subject. Then it must not look like a restart.
@@ -269,25 +284,54 @@ impl Holder {
         afterwards
     }
 
+    /// Returns the epoch of the last applied batch.
+    pub(super) fn epoch(&self) -> u64 {
+        self.tracker.cursor().unwrap_or_default().epoch
+    }
+
     /// Applies the held batches in order. If a batch between two held batches is still missing, the later ones are held
-    /// again. Batches of an epoch that has ended are dropped.
-    fn apply_held(&mut self, held: HeldBatches, context: Context<'_>) -> Afterwards {
-        let current = self.tracker.cursor().unwrap_or_default().epoch;
-        for (received, later) in held.into_batches() {
+    /// again. Batches of an epoch that has ended are dropped. `before` says whether a batch before them had a goodbye.
+    fn apply_held(&mut self, before: Afterwards, held: HeldBatches, context: Context<'_>) -> Afterwards {
+        let current = self.epoch();
+        self.for_each_held(before, held, |holder, received, later| {
             let epoch = received.batch.epoch;
             if epoch < current {
-                self.drop_batch(DropReason::StaleEpoch, epoch);
-                continue;
+                holder.drop_batch(DropReason::StaleEpoch, epoch);
+                return Afterwards::Stays;
             }
-            let afterwards = self.before_doubts(later, |holder| holder.apply(received, context));
-            if let Some(held_again) = self.phase.held_mut() {
+            let afterwards = holder.before_doubts(later, |holder| holder.apply(received, context));
+            if let Some(held_again) = holder.phase.held_mut() {
                 held_again.note_dropped(later);
             }
+            afterwards
+        })
+    }
+
+    /// Calls `apply` with each held batch, in order. Drops the batches behind a goodbye.
+    ///
+    /// If a batch of a higher epoch is held, a goodbye does not remove the holder: the publisher's next process has
+    /// begun. `before` says whether a batch before the held ones had a goodbye.
+    fn for_each_held(
+        &mut self,
+        before: Afterwards,
+        held: HeldBatches,
+        mut apply: impl FnMut(&mut Self, ReceivedBatch, DegradedReasons) -> Afterwards,
+    ) -> Afterwards {
+        let newest = held.newest_epoch();
+        let unless_replaced = |afterwards, holder: &Self| match holder.epoch() < newest {
+            true => Afterwards::Stays,
+            false => afterwards,
+        };
+        let mut afterwards = unless_replaced(before, self);
+        for (received, later) in held.into_batches() {
             if afterwards == Afterwards::Leaves {
-                return Afterwards::Leaves;
+                self.drop_batch(DropReason::StaleEpoch, received.batch.epoch);
+                continue;
             }
+            afterwards = apply(self, received, later);
+            afterwards = unless_replaced(afterwards, self);
         }
-        Afterwards::Stays
+        afterwards
     }
 
     /// Withdraws the reason `Resyncing`. Returns whether reasons for doubt are left that a further request to the
@@ -325,10 +369,18 @@ impl Holder {
     }
 
     /// Puts the holder in doubt because an operator asked for it. The publisher is then asked for the full state.
-    pub(super) fn note_operator_doubt(&mut self) {
+    ///
+    /// If the publisher has been asked already, its answer is no longer waited for: it may have the missing batches
+    /// only, and would end this doubt.
+    pub(super) fn note_operator_doubt(&mut self, context: Context<'_>) -> Afterwards {
+        let afterwards = match self.phase.is_asking(ResyncNumber(self.resyncs)) {
+            true => self.release(context),
+            false => Afterwards::Stays,
+        };
         self.note_publisher(PublisherChange::Reconsidered);
         self.note_blocks(BlocksChange::Missed);
         self.degrade(DegradedReason::Gap);
+        afterwards
     }
 
     /// Drops the held batches, because their publisher has begun to count from 1 again. If a resync is under way,
@@ -349,13 +401,9 @@ impl Holder {
             return Afterwards::Stays;
         };
         self.note_blocks(BlocksChange::Released);
-        let mut afterwards = Afterwards::Stays;
-        for (received, later) in held.into_batches() {
-            afterwards = self.before_doubts(later, |holder| holder.apply_now(received, context));
-            if afterwards == Afterwards::Leaves {
-                break;
-            }
-        }
+        let afterwards = self.for_each_held(Afterwards::Stays, held, |holder, received, later| {
+            holder.before_doubts(later, |holder| holder.apply_now(received, context))
+        });
         self.end_resync();
         afterwards
     }

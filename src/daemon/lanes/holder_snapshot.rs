@@ -7,10 +7,12 @@ use kvatlas_core::wire::{
     BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, Profile, Rank, Tier,
 };
 
+use super::clock::now_us;
 use super::holder::Holder;
 use super::job::RestoreOrigin;
 use super::phase::Phase;
 use super::sequence::{HighWater, SequenceTracker};
+use super::server_clock::ServerClock;
 use super::standing::BlocksChange;
 
 /// Maximum number of blocks in one event of a dump. This bound keeps frames (records of a snapshot) small, even if
@@ -131,8 +133,34 @@ impl Holder {
             self.writer.status().confirm(origin.generation);
             // A stream that has been read shows that no event is missing. It does not show that the publisher is alive
             // now.
-            self.seen_us = origin.taken_us;
+            self.restored_us = frame.seen_us;
+            self.seen_us = match frame.seen_us {
+                Some(_) => 0,
+                None => origin.taken_us,
+            };
+        } else {
+            // An earlier frame of the holder may have confirmed it.
+            self.writer.status().confirm(StreamGeneration::default());
         }
+    }
+
+    /// Converts the restored time at which the publisher was last seen to the local clock, once the server has told its
+    /// time.
+    pub(super) fn date_restored(&mut self, stream_clock: &ServerClock) {
+        if let Some(age_us) = self.restored_us.and_then(|seen_us| stream_clock.age_us(seen_us)) {
+            self.seen_us = self.seen_us.max(now_us().saturating_sub(age_us));
+            self.restored_us = None;
+        }
+    }
+
+    /// Returns the time at which the publisher was last seen, on the clock of the server that has the stream. `None` if
+    /// the server has told no time.
+    fn seen_on(&self, stream_clock: &ServerClock) -> Option<u64> {
+        let seen_us = match self.seen_us {
+            0 => stream_clock.time_us().map(|_| 0),
+            seen_us => stream_clock.server_us(seen_us),
+        };
+        seen_us.max(self.restored_us)
     }
 
     /// Stores a batch of blocks from a snapshot.
@@ -162,14 +190,20 @@ impl Holder {
     ///
     /// A holder that no batch has confirmed in `generation` of the event stream is dumped as unverified. So is a holder
     /// that is silent, or that two publishers claim.
-    pub(super) fn dump(&mut self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
+    /// `stream_clock` tells when the publisher was last seen.
+    pub(super) fn dump(
+        &mut self,
+        namespace: &NamespaceName,
+        generation: StreamGeneration,
+        stream_clock: &ServerClock,
+    ) -> HolderDump {
         match self.writer.as_walked() {
             Some(walked) => HolderDump {
-                frame: self.frame(namespace, generation),
+                frame: self.frame(namespace, generation, stream_clock),
                 events: Vec::new(),
                 walked: Some(walked),
             },
-            None => self.dump_as_events(namespace, generation),
+            None => self.dump_as_events(namespace, generation, stream_clock),
         }
     }
 
@@ -178,12 +212,13 @@ impl Holder {
         &mut self,
         namespace: &NamespaceName,
         generation: StreamGeneration,
+        stream_clock: &ServerClock,
     ) -> HolderDump {
         // The events are made before the frame: `dump_events` first accounts for evicted blocks, which can add a reason
         // for doubt.
         let events = self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect();
         HolderDump {
-            frame: self.frame(namespace, generation),
+            frame: self.frame(namespace, generation, stream_clock),
             events,
             walked: None,
         }
@@ -196,6 +231,7 @@ impl Holder {
         before: &WalkedHolder,
         dumped: &HolderFrame,
         generation: StreamGeneration,
+        stream_clock: &ServerClock,
     ) -> Revisited {
         let is_same = self.writer.as_walked().is_some_and(|now| now.is_same_as(before));
         // A reason that no later batch withdraws, such as `Capacity`, must be in the dump already.
@@ -209,10 +245,19 @@ impl Holder {
         if is_same && is_as_certain {
             return Revisited::Unchanged;
         }
-        Revisited::Changed(Box::new(self.dump_as_events(&dumped.namespace, generation)))
+        Revisited::Changed(Box::new(self.dump_as_events(
+            &dumped.namespace,
+            generation,
+            stream_clock,
+        )))
     }
 
-    fn frame(&self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderFrame {
+    fn frame(
+        &self,
+        namespace: &NamespaceName,
+        generation: StreamGeneration,
+        stream_clock: &ServerClock,
+    ) -> HolderFrame {
         let id = &self.writer.record().id;
         let cursor = self.tracker.cursor().unwrap_or_default();
         let mut reasons = self.writer.status().lasting_reasons();
@@ -250,6 +295,7 @@ impl Holder {
             is_size_told: self.writer.settings().is_size_told,
             foreign_chain: self.writer.status().has_foreign_chain.load(),
             made_us: Some(self.high_water.made_us),
+            seen_us: self.seen_on(stream_clock),
             address,
             labels,
             forest: None,

@@ -73,6 +73,10 @@ impl LineJob for Job {
         }
     }
 
+    fn is_droppable(&self) -> bool {
+        matches!(self, Self::Batches(_))
+    }
+
     fn into_mark(self) -> Result<Self, Self> {
         match self {
             Self::Batches(BatchesJob { sender, payloads, .. }) => {

@@ -23,6 +23,7 @@ use super::liveness::{ListeningClock, Silence};
 use super::lost::LostJob;
 use super::queue::JobReceiver;
 use super::sequence::ReceivedBatch;
+use super::server_clock::ServerClock;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
 use super::tally::BatchTally;
 use super::unheld::{self, NoHolder, Unheld};
@@ -176,19 +177,11 @@ impl Lane {
         let clocks = self.clocks_at(arrival);
         let epoch = received.batch.epoch;
         if epoch > epoch_max_at(clocks.unix_us, epoch_ahead_max) {
-            let why = NoHolder::EpochAhead(epoch);
-            self.put_back();
-            let Some(holder) = self.holders.get_mut(&(worker.clone(), rank)) else {
-                self.unheld.refuse(sender, &received.batch, &why, clocks.unix_us);
-                return false;
-            };
-            unheld::count(sender, &received.batch, &why, false);
-            holder.note_unbelieved(clocks);
-            return true;
+            return self.refuse_epoch(sender, &received.batch, clocks);
         }
         let settings = sender.namespace.indexer.settings();
         if !settings.takes(received.batch.block_size) {
-            self.refuse_block_size(sender, &received.batch);
+            self.refuse_block_size(sender, &received.batch, clocks);
             return self.holders.contains_key(&(worker.clone(), rank));
         }
         let (key, mut holder) = match self.take_holder(sender, &received.batch, clocks) {
@@ -257,6 +250,10 @@ impl Lane {
         let mut holder = Holder::new(writer, Arc::clone(metrics), flow, clocks);
         if self.unheld.unreadable.has(&key.0, now_us()) {
             holder.note_undecodable(clocks);
+            // The message may have been of another rank.
+            let (worker, reason) = (&key.0.worker, DropReason::Undecodable);
+            self.unheld
+                .note_unread(namespace, worker, true, reason, clocks.unix_us);
         }
         Ok(Box::new(holder))
     }
@@ -340,13 +337,13 @@ impl Lane {
         self.unheld.unreadable.note(worker, now_us());
     }
 
-    /// Notes in the index that batches of `worker` are dropped. Answers then say that the worker may have unknown
-    /// blocks. Does nothing if the worker has holders, because these are in doubt already.
+    /// Notes in the index that a batch of `worker` was dropped whose rank is not known. Answers then say that the
+    /// worker may have unknown blocks, even if it has holders: what their publishers answer says nothing of other ranks.
     fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
-        if self.holders.range(ranks_of(worker)).next().is_none() {
-            let unix_us = self.clocks().unix_us;
-            self.unheld.note(namespace, &worker.worker, None, reason, unix_us);
-        }
+        let has_holders = self.holders.range(ranks_of(worker)).next().is_some();
+        let unix_us = self.clocks().unix_us;
+        self.unheld
+            .note_unread(namespace, &worker.worker, has_holders, reason, unix_us);
     }
 
     /// Puts holders in doubt: those whose batches were dropped because the queue was full.
@@ -376,7 +373,7 @@ impl Lane {
                     self.unheld
                         .note_batch(&sender, head, DropReason::LaneFull, unix_us);
                 }
-                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(context.clocks),
+                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(head, context),
                 Some(holder) => match holder.note_lost(head, context) {
                     Afterwards::Leaves => leaving.push(key),
                     Afterwards::Stays => {}
@@ -393,11 +390,31 @@ impl Lane {
         self.finish_messages(sender);
     }
 
+    /// Drops a batch whose epoch lies too far ahead of the clock. Returns whether the batch's holder exists.
+    fn refuse_epoch(&mut self, sender: &Sender, batch: &EventBatch, clocks: JobClocks) -> bool {
+        let why = NoHolder::EpochAhead(batch.epoch);
+        self.put_back();
+        let Some(holder) = self.holders.get_mut(&(sender.worker.clone(), batch.rank)) else {
+            self.unheld.refuse(sender, batch, &why, clocks.unix_us);
+            return false;
+        };
+        unheld::count(sender, batch, &why, false);
+        let context = Context {
+            clocks,
+            holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
+        };
+        holder.note_unbelieved(batch, context);
+        true
+    }
+
     /// Drops a batch whose block size differs from the namespace's. If the batch's holder exists, and has received no
-    /// batch of a higher epoch, removes the holder: the process that stored its blocks has ended.
+    /// batch of a higher epoch, removes the holder: the process that stored its blocks has ended. If it has, the batch
+    /// is of another publisher.
     ///
     /// Once the namespace has no holder left, a batch can replace the namespace by one with another block size.
-    fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
+    fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch, clocks: JobClocks) {
         let why = NoHolder::OtherSize {
             namespace: sender.namespace.name.clone(),
             in_force: sender.namespace.indexer.settings().block_size,
@@ -407,22 +424,36 @@ impl Lane {
         let key = (sender.worker.clone(), batch.rank);
         // The batch is from before its publisher's goodbye.
         let is_late = self.unheld.goodbyes.is_over(&key, batch, now_us()).is_some();
-        if let Some(holder) = self.holders.get_mut(&key)
-            && holder.high_water.seen.epoch <= batch.epoch
-        {
-            // Noted, so that a redelivered batch of the old process makes no holder.
-            holder.high_water.note(batch);
+        let mut is_outdated = false;
+        if let Some(holder) = self.holders.get_mut(&key) {
+            is_outdated = holder.high_water.seen.epoch <= batch.epoch;
+            if is_outdated {
+                // Noted, so that a redelivered batch of the old process makes no holder.
+                holder.high_water.note(batch);
+            } else {
+                let context = Context {
+                    clocks,
+                    holding: &self.holding,
+                    clock: &self.clock,
+                    tally: &self.tally,
+                };
+                holder.contest(batch, context);
+            }
+        }
+        if is_late || (self.holders.contains_key(&key) && !is_outdated) {
+            unheld::count(sender, batch, &why, false);
+        } else {
+            self.unheld.refuse(sender, batch, &why, clocks.unix_us);
+        }
+        // Removed last, so that answers know the blocks to be unknown all the time.
+        if is_outdated {
             self.take_leave(&key);
         }
-        if is_late || self.holders.contains_key(&key) {
-            return unheld::count(sender, batch, &why, false);
-        }
-        self.unheld.refuse(sender, batch, &why, self.clocks().unix_us);
     }
 
     /// Gives up events and held batches that have waited for too long, and looks for silent holders. `is_listening`
-    /// says whether messages can be received at present.
-    pub(super) fn tick(&mut self, is_listening: bool) {
+    /// says whether messages can be received at present. `stream_clock` dates restored holders.
+    pub(super) fn tick(&mut self, is_listening: bool, stream_clock: &ServerClock) {
         self.listening.look(self.clocks().monotonic_us, is_listening);
         let context = Context {
             clocks: self.clocks(),
@@ -435,6 +466,7 @@ impl Lane {
         let mut leaving = Vec::new();
         for (key, holder) in &mut self.holders {
             let afterwards = holder.tick(context);
+            holder.date_restored(stream_clock);
             let limits = self.liveness.of(&key.0.namespace);
             let silence = holder.check_liveness(limits, now_us_if_listening, context);
             if silence == Silence::Gone || afterwards == Afterwards::Leaves {

@@ -29,8 +29,9 @@
 //! | `position.rs` | the position up to which the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
 //! | `phase.rs` | the phases of a holder's resync, with their table of transitions |
-//! | `unheld.rs` | the registry of publishers without a holder, with the reasons |
+//! | `unheld.rs`, `missing.rs` | the registry of publishers without a holder, with the reasons; what others ask it |
 //! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
+//! | `server_clock.rs` | the clock of a NATS server |
 //! | `command.rs` | commands of operators |
 //! | `resync.rs`, `holder_resync.rs`, `replace.rs` | resyncs: the way to the lane, and the holder's part |
 //! | `settings.rs` | settings of the lanes |
@@ -49,6 +50,7 @@ pub(crate) mod lane;
 pub(crate) mod line;
 mod liveness;
 mod lost;
+mod missing;
 mod payloads;
 mod phase;
 mod pool;
@@ -57,6 +59,7 @@ pub(crate) mod queue;
 mod replace;
 mod resync;
 pub(crate) mod sequence;
+mod server_clock;
 mod settings;
 mod snapshot;
 mod standing;
@@ -80,7 +83,8 @@ pub(crate) use liveness::TICK_INTERVAL;
 pub(crate) use pool::{Inbox, log_lane_stopped};
 pub use pool::{LanePool, PoolError};
 pub use position::StreamPosition;
+pub(crate) use server_clock::ServerClock;
 pub use settings::{HoldingSettings, LaneSettings, LivenessSettings};
 pub(crate) use settings::{LaneLimits, epoch_ahead_s, epoch_max};
 pub use snapshot::{DumpPosition, snapshot_limits};
-pub(crate) use unheld::Stray;
+pub(crate) use unheld::{Stray, Strays};

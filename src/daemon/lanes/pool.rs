@@ -21,11 +21,12 @@ use super::flow::Flows;
 use super::freshness::{Freshness, MessageArrival};
 use super::job::{BatchesJob, Job, LaneTimes};
 use super::lane::Lane;
-use super::line::{Assignments, LaneId, Sender, WorkerKey};
+use super::line::{Assignments, LaneId, Line, Sender, WorkerKey};
+use super::liveness::TICK_INTERVAL;
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
-use super::unheld::{NoHolder, Stray, Unheld};
+use super::unheld::{NoHolder, Unheld};
 
 /// Maximum number of small messages of one worker that a lane takes in one turn. Also the maximum number of messages in
 /// one job.
@@ -134,7 +135,7 @@ pub struct LanePool {
     pub(super) lanes: Box<[LaneHandle]>,
     pub(super) assignments: Arc<Assignments>,
     flows: Arc<Flows>,
-    unheld: Arc<Unheld>,
+    pub(super) unheld: Arc<Unheld>,
     freshness: Arc<Freshness>,
     pub(super) namespaces: Arc<Namespaces>,
     /// Metrics of each namespace, made at the namespace's first message. The limit on namespaces also bounds this map.
@@ -450,25 +451,6 @@ impl LanePool {
             .note(name, worker, why.reason(), &why, unix_time_us());
     }
 
-    /// Returns the namespaces that do not exist although messages for them came in the last 300 seconds.
-    pub(crate) fn strays(&self) -> Vec<Stray> {
-        let exists = |name: &NamespaceName| self.namespaces.get(name).is_some();
-        self.unheld.strays.lately(unix_time_us(), exists)
-    }
-
-    /// Whether the daemon has recently refused to make a namespace for which messages came. Only names that satisfy
-    /// `is_meant` count.
-    pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
-        let is_refused = |name: &NamespaceName| is_meant(name) && self.namespaces.refusal(name).is_some();
-        self.strays().iter().any(|stray| is_refused(stray.namespace()))
-    }
-
-    /// Whether publishers' batches are being dropped, so that these publishers have no holders.
-    pub(crate) fn drops_some(&self) -> bool {
-        let refuses = |namespace: &Arc<Namespace>| namespace.indexer.refused().count(None) > 0;
-        self.namespaces.all().iter().any(refuses) || !self.strays().is_empty()
-    }
-
     /// Drops the metrics of a namespace that has been forgotten.
     pub(crate) fn forget_namespace(&self, name: &NamespaceName) {
         self.metrics.remove(name);
@@ -487,6 +469,31 @@ impl LanePool {
         bytes: usize,
         task: impl FnOnce(&mut Lane, &WorkerKey) -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, PoolError> {
+        let (lane, line, job, done) = self.worker_job(worker, work, task);
+        self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?;
+        Ok(done)
+    }
+
+    /// Has the lane of `worker` do `task` as [`Self::on_worker`] does, but does not wait for room in the lane's queue.
+    /// The task takes no room of messages there, so the caller bounds the memory of such tasks.
+    pub(super) fn on_worker_now<T: Send + 'static>(
+        &self,
+        worker: WorkerKey,
+        work: LaneWork,
+        task: impl FnOnce(&mut Lane, &WorkerKey) -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, PoolError> {
+        let (lane, line, job, done) = self.worker_job(worker, work, task);
+        self.lane(lane).jobs.send_now(&line, job, now_us())?;
+        Ok(done)
+    }
+
+    /// Returns the lane and the queue of `worker`, a job that does `task` there, and the receiver of the result.
+    fn worker_job<T: Send + 'static>(
+        &self,
+        worker: WorkerKey,
+        work: LaneWork,
+        task: impl FnOnce(&mut Lane, &WorkerKey) -> T + Send + 'static,
+    ) -> (LaneId, Arc<Line>, Job, oneshot::Receiver<T>) {
         let (lane, in_flight) = self.assignments.assign(&worker);
         let line = Arc::clone(in_flight.line());
         let (reply, done) = oneshot::channel();
@@ -495,9 +502,7 @@ impl LanePool {
             let _ = reply.send(task(lane, &worker));
             lane.finish(&worker, in_flight);
         };
-        let job = Job::Run(work, Box::new(task));
-        self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?;
-        Ok(done)
+        (lane, line, Job::Run(work, Box::new(task)), done)
     }
 
     /// Waits until every message that came before this call has been applied.
@@ -519,7 +524,8 @@ impl LanePool {
         self.expire_refused();
         for lane in &self.lanes {
             // A stopped lane has nothing to time out.
-            let tick = move |lane: &mut Lane| lane.tick(is_listening);
+            let freshness = self.freshness();
+            let tick = move |lane: &mut Lane| lane.tick(is_listening, &freshness.stream_clock);
             let _ = lane.jobs.send_control(Job::Run(LaneWork::Upkeep, Box::new(tick)));
         }
     }
@@ -535,14 +541,14 @@ impl LanePool {
     }
 
     /// Forgets refused publishers (their batches were dropped) that have been silent for long. The limit is the
-    /// namespace's limit for silent holders, `remove_after`.
+    /// namespace's limit for silent holders, `remove_after`. It is shorter for messages that cannot be read, of workers
+    /// with holders.
     fn expire_refused(&self) {
-        let now_us = self.unheld.listened_us();
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let (now_us, step_us) = (self.unheld.listened_us(), micros(TICK_INTERVAL));
         for namespace in self.namespaces.all() {
-            if let Some(remove_after) = self.liveness.of(&namespace.name).remove_after {
-                let is_over = |last_us| u128::from(now_us.saturating_sub(last_us)) > remove_after.as_micros();
-                namespace.indexer.refused().expire(is_over);
-            }
+            let kept_us = self.liveness.of(&namespace.name).remove_after.map(micros);
+            namespace.indexer.refused().expire(now_us, step_us, kept_us);
         }
     }
 

@@ -10,8 +10,11 @@
 //! dropped together. A *mark* (a tombstone) stays in the place of a dropped job. When its turn comes, the worker's
 //! holders are put in doubt. Messages of JetStream are not dropped: they wait for room.
 //!
-//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. A *fence* is a
-//! control job that no job overtakes. The jobs between two control jobs are an *era*.
+//! Steps of resyncs and commands of operators neither wait for room nor take the room of messages. Otherwise a worker
+//! that floods a lane could keep the publishers' answers about other workers out of it.
+//!
+//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. The jobs between two
+//! control jobs are an *era*.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::pin;
@@ -24,6 +27,10 @@ use tokio::sync::Notify;
 
 use super::line::Line;
 
+mod line_queue;
+
+use line_queue::{DropSize, LineQueue, QueuedJob};
+
 /// Bytes that a message counts in addition to its payload.
 const MESSAGE_OVERHEAD_BYTES: usize = 256;
 /// Maximum size of the jobs that a lane takes in one turn, in bytes, unless the turn is a single job.
@@ -35,6 +42,9 @@ pub(crate) trait LineJob: Sized {
     fn messages(&self) -> usize {
         1
     }
+
+    /// Whether the job may be dropped for want of room.
+    fn is_droppable(&self) -> bool;
 
     /// Counts a dropped job, and returns the mark that takes its place in the queue. A job that must not be dropped
     /// is returned unchanged, as the error.
@@ -56,47 +66,11 @@ pub(crate) struct Backlog {
     pub(crate) bytes: AtomicUsize,
 }
 
-struct QueuedJob<J> {
-    job: J,
-    bytes: usize,
-    came_us: u64,
-    era: u64,
-}
-
-struct LineQueue<J> {
-    line: Arc<Line>,
-    jobs: VecDeque<QueuedJob<J>>,
-    bytes: usize,
-    /// Virtual time of the line: the time in microseconds that the lane has spent on the worker, raised after idle
-    /// times. The line with the smallest value gets the next turn.
-    turn_us: u64,
-}
-
 /// Jobs between two control jobs, with the control job that ends them.
 struct Era<J> {
     outstanding: usize,
     /// Control job at the end of this era, that is, of the jobs since the previous control job. `None` in the last era.
-    end: Option<Control<J>>,
-}
-
-struct Control<J> {
-    job: J,
-    bytes: usize,
-    is_fence: bool,
-}
-
-/// Size of dropped jobs: their bytes and their messages.
-struct DropSize {
-    bytes: usize,
-    messages: usize,
-    /// Numbers of the eras (jobs between two control jobs) that have lost a job for good: the mark of the dropped job
-    /// was merged into another mark. An era that has lost several jobs is listed several times.
-    vacated: Vec<u64>,
-}
-
-enum Arrival<J> {
-    Line(Arc<Line>, J, usize, u64),
-    Control(Control<J>),
+    end: Option<J>,
 }
 
 struct QueueState<J> {
@@ -107,14 +81,11 @@ struct QueueState<J> {
     /// Virtual time of the line (worker's queue) that had the last turn.
     turn_us: u64,
     /// Control jobs that are to be done next, because all jobs that were queued before them are done.
-    ready: VecDeque<Control<J>>,
+    ready: VecDeque<J>,
     /// Eras in order: the jobs between two control jobs are an era. There is always at least one. The first era has the
     /// number `first_era`.
     eras: VecDeque<Era<J>>,
     first_era: u64,
-    /// Jobs that came after a fence (a control job that no job overtakes), and wait for it to be done.
-    behind_fence: VecDeque<Arrival<J>>,
-    is_fenced: bool,
     is_closed: bool,
     is_stopped: bool,
 }
@@ -148,7 +119,7 @@ pub(crate) struct Turn {
 
 enum TurnOrigin {
     Line { line: Arc<Line>, era: u64 },
-    Control { is_fence: bool },
+    Control,
 }
 
 /// Makes a queue of at most about `bytes_max` bytes, in front of the lane with the number `lane`. A turn has at most
@@ -182,32 +153,21 @@ impl<J: LineJob> QueueState<J> {
                 end: None,
             }]),
             first_era: 0,
-            behind_fence: VecDeque::new(),
-            is_fenced: false,
             is_closed: false,
             is_stopped: false,
         }
     }
 
-    fn arrive(&mut self, arrival: Arrival<J>, lane: usize) {
-        if self.is_fenced {
-            self.behind_fence.push_back(arrival);
-            return;
+    /// Adds a control job, which ends the present era.
+    fn end_era(&mut self, control: J) {
+        if let Some(last) = self.eras.back_mut() {
+            last.end = Some(control);
         }
-        match arrival {
-            Arrival::Line(line, job, bytes, came_us) => self.join_line(&line, job, bytes, came_us, lane),
-            Arrival::Control(control) => {
-                self.is_fenced = control.is_fence;
-                if let Some(last) = self.eras.back_mut() {
-                    last.end = Some(control);
-                }
-                self.eras.push_back(Era {
-                    outstanding: 0,
-                    end: None,
-                });
-                self.end_eras();
-            }
-        }
+        self.eras.push_back(Era {
+            outstanding: 0,
+            end: None,
+        });
+        self.end_eras();
     }
 
     fn join_line(&mut self, line: &Arc<Line>, job: J, bytes: usize, came_us: u64, lane: usize) {
@@ -250,25 +210,16 @@ impl<J: LineJob> QueueState<J> {
         self.end_eras();
     }
 
-    fn end_fence(&mut self, lane: usize) {
-        self.is_fenced = false;
-        while !self.is_fenced
-            && let Some(arrival) = self.behind_fence.pop_front()
-        {
-            self.arrive(arrival, lane);
-        }
-    }
-
     /// Begins the next turn if there is work, and moves the turn's jobs to `jobs`. The jobs have at most `messages_max`
     /// messages, unless there is a single job.
     fn take(&mut self, jobs: &mut Vec<J>, messages_max: usize) -> Option<Turn> {
-        if let Some(Control { job, bytes, is_fence }) = self.ready.pop_front() {
+        if let Some(job) = self.ready.pop_front() {
             jobs.push(job);
             return Some(Turn {
-                from: TurnOrigin::Control { is_fence },
+                from: TurnOrigin::Control,
                 jobs: 1,
                 messages: 1,
-                bytes,
+                bytes: 0,
             });
         }
         let (turn_us, number) = self.turns.pop_first()?;
@@ -329,70 +280,18 @@ impl<J: LineJob> QueueState<J> {
         own + bytes <= bytes_max / lines
     }
 
-    /// Drops the newest job of the longest worker's queue. Returns the size of what was dropped, or `None` if nothing
-    /// can be dropped.
+    /// Drops the newest job of the longest worker's queue, of the queues with a job that can be dropped. Returns the
+    /// size of what was dropped, or `None` if nothing can be dropped.
     fn drop_of_longest(&mut self) -> Option<DropSize> {
-        let longest = self.lines.values_mut().max_by_key(|queue| queue.bytes)?;
+        let lines = self.lines.values_mut();
+        let longest = lines
+            .filter(|queue| queue.newest_droppable().is_some())
+            .max_by_key(|queue| queue.bytes)?;
         let dropped = longest.drop_newest()?;
         for era in &dropped.vacated {
             self.leave_era(*era, 1);
         }
         Some(dropped)
-    }
-}
-
-impl<J: LineJob> LineQueue<J> {
-    /// Drops the newest job that can be dropped, and leaves a mark in its place. Returns `None` if there is no such
-    /// job. Neighboring marks are merged, so that there are never more marks than jobs.
-    fn drop_newest(&mut self) -> Option<DropSize> {
-        let index = self.jobs.iter().rposition(|waiting| waiting.bytes > 0)?;
-        let QueuedJob {
-            job,
-            bytes,
-            came_us,
-            era,
-        } = self.jobs.remove(index)?;
-        let at = |job, bytes| QueuedJob {
-            job,
-            bytes,
-            came_us,
-            era,
-        };
-        // The mark that replaces the job counts as one message, so the queue loses one message less than the job had.
-        let messages = job.messages() - 1;
-        let mut mark = match job.into_mark() {
-            Ok(mark) => mark,
-            Err(job) => {
-                self.jobs.insert(index, at(job, bytes));
-                return None;
-            }
-        };
-        self.bytes -= bytes;
-        let mut vacated = Vec::new();
-        // Only marks follow the newest job that can be dropped.
-        for later in self.jobs.drain(index..) {
-            // Two marks can always be merged.
-            let _ = mark.merge_mark(later.job);
-            vacated.push(later.era);
-        }
-        match self.merge_mark(mark) {
-            Ok(()) => vacated.push(era),
-            Err(mark) => self.jobs.push_back(at(mark, 0)),
-        }
-        Some(DropSize {
-            bytes,
-            messages: messages + vacated.len(),
-            vacated,
-        })
-    }
-
-    /// Merges `mark` into the mark at the end of this worker's queue. If the queue does not end with a mark, returns
-    /// `mark` unchanged, as the error.
-    fn merge_mark(&mut self, mark: J) -> Result<(), J> {
-        match self.jobs.back_mut() {
-            Some(last) if last.bytes == 0 => last.job.merge_mark(mark),
-            _ => Err(mark),
-        }
     }
 }
 
@@ -405,18 +304,22 @@ impl<J: LineJob> QueueShared<J> {
         }
     }
 
-    /// Queues an arriving job, and counts it. The caller holds the lock on `state`, so that counts and queue agree.
-    fn push(&self, state: &mut QueueState<J>, arrival: Arrival<J>, bytes: usize) -> Result<(), LaneStopped> {
+    /// Queues an arriving job in its worker's queue, and counts it. The caller holds the lock on `state`, so that counts
+    /// and queue agree.
+    fn push(
+        &self,
+        state: &mut QueueState<J>,
+        line: &Arc<Line>,
+        job: J,
+        bytes: usize,
+        came_us: u64,
+    ) -> Result<(), LaneStopped> {
         if state.is_stopped {
             return Err(LaneStopped);
         }
-        let messages = match &arrival {
-            Arrival::Line(_, job, ..) => job.messages(),
-            Arrival::Control(_) => 1,
-        };
-        self.backlog.messages.fetch_add(messages, Ordering::Relaxed);
+        self.backlog.messages.fetch_add(job.messages(), Ordering::Relaxed);
         self.backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
-        state.arrive(arrival, self.lane);
+        state.join_line(line, job, bytes, came_us, self.lane);
         self.work.notify_one();
         Ok(())
     }
@@ -431,30 +334,12 @@ impl<J: LineJob> QueueShared<J> {
         waiting == 0 || waiting + bytes <= self.bytes_max
     }
 
-    /// Queues an arriving job of about `bytes` bytes. Waits until there is room for it.
-    async fn send(&self, arrival: Arrival<J>, bytes: usize) -> Result<(), LaneStopped> {
-        let mut arrival = Some(arrival);
-        loop {
-            let mut freed = pin!(self.room.notified());
-            freed.as_mut().enable();
-            {
-                let mut state = self.state.lock();
-                if (self.has_room(bytes) || state.is_stopped)
-                    && let Some(arrival) = arrival.take()
-                {
-                    return self.push(&mut state, arrival, bytes);
-                }
-            }
-            freed.await;
-        }
-    }
-
     /// Queues a job in its worker's queue. If there is no room, drops this job, or the newest jobs of the worker
     /// whose jobs take the most room.
     fn push_or_drop(
         &self,
         state: &mut QueueState<J>,
-        line: Arc<Line>,
+        line: &Arc<Line>,
         job: J,
         bytes: usize,
         came_us: u64,
@@ -467,20 +352,19 @@ impl<J: LineJob> QueueShared<J> {
             }
         }
         if self.has_room(bytes) {
-            return self.push(state, Arrival::Line(line, job, bytes, came_us), bytes);
+            return self.push(state, line, job, bytes, came_us);
         }
         let (job, bytes) = match job.into_mark() {
             Ok(mark) => (mark, 0),
             Err(kept) => (kept, bytes),
         };
-        let may_merge = bytes == 0 && !state.is_fenced;
         let merged = match state.lines.get_mut(&line.number) {
-            Some(queue) if may_merge => queue.merge_mark(job),
+            Some(queue) if bytes == 0 => queue.merge_last_mark(job),
             _ => Err(job),
         };
         match merged {
             Ok(()) => Ok(()),
-            Err(job) => self.push(state, Arrival::Line(line, job, bytes, came_us), bytes),
+            Err(job) => self.push(state, line, job, bytes, came_us),
         }
     }
 }
@@ -496,8 +380,27 @@ impl<J: LineJob> JobSender<J> {
         came_us: u64,
     ) -> Result<(), LaneStopped> {
         let bytes = bytes + job.messages() * MESSAGE_OVERHEAD_BYTES;
-        let arrival = Arrival::Line(Arc::clone(line), job, bytes, came_us);
-        self.0.send(arrival, bytes).await
+        let mut job = Some(job);
+        loop {
+            let mut freed = pin!(self.0.room.notified());
+            freed.as_mut().enable();
+            {
+                let mut state = self.0.state.lock();
+                if (self.0.has_room(bytes) || state.is_stopped)
+                    && let Some(job) = job.take()
+                {
+                    return self.0.push(&mut state, line, job, bytes, came_us);
+                }
+            }
+            freed.await;
+        }
+    }
+
+    /// Queues a job in the worker's queue `line` without waiting for room. The job takes the room of a message without
+    /// a payload, whatever memory it needs. The caller bounds such jobs.
+    pub(crate) fn send_now(&self, line: &Arc<Line>, job: J, came_us: u64) -> Result<(), LaneStopped> {
+        let bytes = job.messages() * MESSAGE_OVERHEAD_BYTES;
+        self.0.push(&mut self.0.state.lock(), line, job, bytes, came_us)
     }
 
     /// Queues jobs without waiting for room. Each comes with the queue of its worker, and its approximate size in
@@ -512,31 +415,21 @@ impl<J: LineJob> JobSender<J> {
         let mut state = self.0.state.lock();
         for (line, job, bytes) in jobs {
             let bytes = bytes + job.messages() * MESSAGE_OVERHEAD_BYTES;
-            self.0.push_or_drop(&mut state, line, job, bytes, came_us)?;
+            self.0.push_or_drop(&mut state, &line, job, bytes, came_us)?;
         }
         Ok(())
     }
 
     /// Queues a control job (done after all jobs queued before it) without waiting for room.
     pub(crate) fn send_control(&self, job: J) -> Result<(), LaneStopped> {
-        let control = Control {
-            job,
-            bytes: 0,
-            is_fence: false,
-        };
         let mut state = self.0.state.lock();
-        self.0.push(&mut state, Arrival::Control(control), 0)
-    }
-
-    /// Queues a fence (a control job that no later job overtakes) of about `bytes`. Waits until there is room for the
-    /// fence.
-    pub(crate) async fn send_fence(&self, job: J, bytes: usize) -> Result<(), LaneStopped> {
-        let control = Control {
-            job,
-            bytes,
-            is_fence: true,
-        };
-        self.0.send(Arrival::Control(control), bytes).await
+        if state.is_stopped {
+            return Err(LaneStopped);
+        }
+        self.0.backlog.messages.fetch_add(1, Ordering::Relaxed);
+        state.end_era(job);
+        self.0.work.notify_one();
+        Ok(())
     }
 }
 
@@ -577,8 +470,7 @@ impl<J: LineJob> JobReceiver<J> {
         let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         match turn.from {
             TurnOrigin::Line { line, era } => state.end_turn(&line, era, turn.jobs, elapsed_us, self.0.lane),
-            TurnOrigin::Control { is_fence: true } => state.end_fence(self.0.lane),
-            TurnOrigin::Control { is_fence: false } => {}
+            TurnOrigin::Control => {}
         }
         self.0.discount(turn.messages, turn.bytes);
     }
@@ -592,7 +484,6 @@ impl<J> Drop for JobReceiver<J> {
         state.lines.clear();
         state.ready.clear();
         state.eras.clear();
-        state.behind_fence.clear();
         drop(state);
         self.0.room.notify_waiters();
     }

@@ -19,32 +19,33 @@ impl LanePool {
             // If nobody waits for the request any more, held batches time out later.
             (holder.begin_resync(context), Afterwards::Stays)
         };
-        let begun = self.on_holder(holder, 0, Lane::clocks, begin).await?;
+        let begun = self.on_holder(holder, Lane::clocks, begin)?;
         Ok(begun.await.ok().flatten())
     }
 
     /// Applies the publisher's answer to a holder. The publisher was asked in `generation` of the event stream; a later
-    /// generation means that messages may have been lost. `bytes` is the approximate size of the answer in memory.
+    /// generation means that messages may have been lost.
+    ///
+    /// The answer does not wait for room in the lane's queue. The caller bounds the number of answers, and their sizes.
     pub(crate) async fn finish_resync(
         &self,
         holder: &HolderKey,
         number: ResyncNumber,
         answer: ResyncAnswer,
         generation: StreamGeneration,
-        bytes: usize,
     ) -> Result<ResyncOutcome, PoolError> {
         let finish = move |holder: &mut Holder, context: Context<'_>| {
             holder.finish_resync(number, answer, generation, context)
         };
         // An answer shows that the publisher is alive.
         let clocks = Lane::clocks_when_seen;
-        let done = self.on_holder(holder, bytes, clocks, finish).await?;
+        let done = self.on_holder(holder, clocks, finish)?;
         // A holder that has left sends no reply.
         Ok(done.await.ok().flatten().unwrap_or(ResyncOutcome::Superseded))
     }
 
     /// Ends a holder's wait for an answer. The holder then applies the held batches.
-    pub(crate) async fn abandon_resync(
+    pub(crate) fn abandon_resync(
         &self,
         holder: &HolderKey,
         number: ResyncNumber,
@@ -57,15 +58,14 @@ impl LanePool {
             let has_responder = failure != ResyncFailure::NoResponder;
             ((), holder.abandon_resync(number, has_responder, context))
         };
-        self.on_holder(holder, 0, Lane::clocks, abandon).await.map(drop)
+        self.on_holder(holder, Lane::clocks, abandon).map(drop)
     }
 
     /// Lets the holder's lane do a step of a resync. `clocks` reads the lane's clocks for this step. The result is
     /// `None` if the holder does not exist.
-    async fn on_holder<T: Send + 'static>(
+    fn on_holder<T: Send + 'static>(
         &self,
         holder: &HolderKey,
-        bytes: usize,
         clocks: fn(&Lane) -> JobClocks,
         step: impl FnOnce(&mut Holder, Context<'_>) -> (T, Afterwards) + Send + 'static,
     ) -> Result<oneshot::Receiver<Option<T>>, PoolError> {
@@ -84,6 +84,6 @@ impl LanePool {
             }
             Some(told)
         };
-        self.on_worker(worker, LaneWork::Resync, bytes, task).await
+        self.on_worker_now(worker, LaneWork::Resync, task)
     }
 }

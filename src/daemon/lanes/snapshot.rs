@@ -6,6 +6,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use kvatlas_core::index::{Namespace, WalkedHolder};
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
@@ -16,10 +17,11 @@ use kvatlas_telemetry::labels::{DropReason, LaneWork};
 
 use super::holder::Holder;
 use super::holder_snapshot::{HolderDump, Revisited};
-use super::job::{Job, RestoreOrigin};
+use super::job::RestoreOrigin;
 use super::lane::Lane;
 use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
+use super::server_clock::ServerClock;
 use super::unheld::NoHolder;
 
 /// Returns the limits on the batches in a snapshot. They only protect against a file that was made to do harm:
@@ -87,25 +89,21 @@ impl LanePool {
     }
 
     /// Sends a part of a snapshot's forest (the blocks of many holders together) to all lanes. Each lane stores the
-    /// blocks of its own holders, whose holder frames must have come before. Waits while a lane's queue is full.
+    /// blocks of its own holders, whose holder frames must have come before. Waits until the blocks are stored.
     pub async fn restore_forest(&self, chunk: ForestChunk) -> Result<(), PoolError> {
-        let bytes = chunk.bytes();
         let chunk = Arc::new(chunk);
-        for lane in &self.lanes {
+        let stored = self.lanes.iter().map(|lane| {
             let chunk = Arc::clone(&chunk);
-            let restore = move |lane: &mut Lane| lane.restore_forest(&chunk);
-            let job = Job::Run(LaneWork::Snapshot, Box::new(restore));
-            lane.jobs.send_fence(job, bytes).await?;
-        }
-        Ok(())
+            lane.run(LaneWork::Snapshot, move |lane| lane.restore_forest(&chunk))
+        });
+        try_join_all(stored).await.map(drop)
     }
 
-    /// Tells the lanes that the snapshot has ended.
+    /// Tells the lanes that the snapshot has ended, and waits until they have applied it.
     pub async fn end_restore(&self) -> Result<(), PoolError> {
         for lane in &self.lanes {
-            let end = |lane: &mut Lane| lane.in_forest.clear();
-            let job = Job::Run(LaneWork::Snapshot, Box::new(end));
-            lane.jobs.send_fence(job, 0).await?;
+            lane.run(LaneWork::Snapshot, |lane| lane.in_forest.clear())
+                .await?;
         }
         Ok(())
     }
@@ -192,7 +190,9 @@ impl LanePool {
             return Ok(None);
         };
         let after = after.map(|after| after.0);
-        let dump = move |lane: &mut Lane| lane.dump_next(after, with_blocks, generation);
+        let freshness = self.freshness();
+        let dump =
+            move |lane: &mut Lane| lane.dump_next(after, with_blocks, generation, &freshness.stream_clock);
         let dumped = lane.run(LaneWork::Snapshot, dump).await?;
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
@@ -210,10 +210,11 @@ impl LanePool {
         let Some(lane) = self.lanes.get(lane) else {
             return Ok(Revisited::Gone);
         };
+        let freshness = self.freshness();
         let revisit = move |lane: &mut Lane| {
             let holder = lane.holders.get_mut(&position.0);
             holder.map_or(Revisited::Gone, |holder| {
-                holder.revisit(&walked, &dumped, generation)
+                holder.revisit(&walked, &dumped, generation, &freshness.stream_clock)
             })
         };
         lane.run(LaneWork::Snapshot, revisit).await
@@ -256,7 +257,7 @@ impl Lane {
         let refuse = |error| {
             let (why, worker) = (NoHolder::NoRoom(error), &of.key.0.worker);
             of.metrics.batch_dropped(why.reason(), worker.as_str(), &why);
-            unheld.note(&of.namespace, worker, Some(of.key.1), why.reason(), unix_us);
+            unheld.note(&of.namespace, worker, of.key.1, why.reason(), unix_us);
         };
         self.holder(&of.namespace, &of.metrics, &of.key)
             .map_err(refuse)
@@ -282,12 +283,13 @@ impl Lane {
         after: Option<HolderKey>,
         with_blocks: bool,
         generation: StreamGeneration,
+        stream_clock: &ServerClock,
     ) -> Option<(HolderKey, HolderDump)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (key, holder) = self.holders.range_mut((start, Bound::Unbounded)).next()?;
         let dump = match with_blocks {
-            true => holder.dump_as_events(&key.0.namespace, generation),
-            false => holder.dump(&key.0.namespace, generation),
+            true => holder.dump_as_events(&key.0.namespace, generation, stream_clock),
+            false => holder.dump(&key.0.namespace, generation, stream_clock),
         };
         Some((key.clone(), dump))
     }

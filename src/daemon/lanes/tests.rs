@@ -12,14 +12,34 @@ use kvatlas_core::wire::{
     DegradedReason, Event, EventBatch, Labels, NamespaceName, QueryKey, RemovedBlocks, Shard, StoredBlocks,
     Subjects, Tier, WireLimits, WorkerName,
 };
+use kvatlas_telemetry::labels::LaneWork;
 
+use super::job::Job;
+use super::lane::Lane;
+use super::pool::LaneHandle;
 use super::*;
 
+mod answers;
 mod doubts;
 mod random;
 mod refused;
 mod restarts;
 mod sizes;
+
+impl LanePool {
+    /// Has every lane stand still until the returned senders are dropped.
+    pub(crate) fn stand_still(&self) -> Vec<std::sync::mpsc::Sender<()>> {
+        let hold = |lane: &LaneHandle| {
+            let (release, released) = std::sync::mpsc::channel();
+            // The error means that the sender has been dropped.
+            let wait = move |_: &mut Lane| _ = released.recv();
+            let job = Job::Run(LaneWork::Upkeep, Box::new(wait));
+            lane.jobs.send_control(job).unwrap();
+            release
+        };
+        self.lanes.iter().map(hold).collect()
+    }
+}
 
 fn pool() -> LanePool {
     pool_with(LivenessLimits::default(), None)
@@ -94,6 +114,7 @@ fn frame(seq: u64) -> HolderFrame {
         is_size_told: false,
         foreign_chain: false,
         made_us: Some(0),
+        seen_us: None,
         address: None,
         labels: Labels::NONE,
         forest: None,
@@ -258,6 +279,26 @@ async fn only_where_a_snapshot_knows_the_time_its_holders_can_be_certain() {
         let holders = namespace.indexer.holders();
         let mut reasons = holders.iter().map(|holder| holder.status.reasons(&trust));
         assert!(reasons.all(|reasons| reasons.is_empty() == is_certain));
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_was_certain_in_its_first_frame_only_is_unverified() {
+    let trust = kvatlas_core::stream::StreamTrust::default();
+    let pool = pool();
+    for degraded_bits in [0, DegradedReason::Unverified as u32] {
+        let holder = HolderFrame {
+            degraded_bits,
+            ..frame(7)
+        };
+        let origin = RestoreOrigin::new(trust.generation(), Duration::ZERO);
+        pool.restore(&holder, Frame::Holder(holder.clone()), origin)
+            .await
+            .unwrap();
+        pool.drain().await.unwrap();
+        let namespace = pool.namespaces.get(&holder.namespace).unwrap();
+        let reasons = namespace.indexer.holders()[0].status.reasons(&trust);
+        assert_eq!(reasons.bits(), degraded_bits);
     }
 }
 

@@ -6,13 +6,17 @@
 //!
 //! | table | key | bound | beyond the bound | an entry ends with |
 //! |---|---|---|---|---|
-//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no entry | its holder, goodbye or long silence |
-//! | [`Strays`] | namespace that does not exist | 64 names | no entry | its namespace, or 300 seconds of silence |
+//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no entry | its holder, goodbye or silence; see below |
+//! | [`Strays`] | namespace that does not exist | 64 names | any name may be one of them | its namespace, or 300 seconds of silence |
 //! | [`Unreadable`] | worker | none, a Bloom filter | other workers are put in doubt without cause | 60 seconds |
 //! | [`Goodbyes`] | holder | 65,536 holders | the oldest entry is forgotten | 60 seconds |
 //!
 //! [`RefusedHolders`] is part of the index, one for each namespace. Answers stay inexact even beyond its bound, because
 //! other holders are listed as refused already.
+//!
+//! A worker can have holders of some ranks, while messages of another rank cannot be read. Such a message does not tell
+//! its rank. So [`RefusedHolders`] has an entry beside the holders. This entry ends 1.5 to 2.5 seconds after the last
+//! such message.
 //!
 //! A publisher can be in several tables. For example, a publisher that has said goodbye is refused as well if it sends
 //! a batch of another block size.
@@ -22,6 +26,8 @@
 mod goodbyes;
 mod strays;
 mod unreadable;
+
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -37,8 +43,7 @@ use super::line::Sender;
 use super::liveness::ListeningClock;
 
 use goodbyes::Goodbyes;
-pub(crate) use strays::Stray;
-use strays::Strays;
+pub(crate) use strays::{Stray, Strays};
 use unreadable::Unreadable;
 
 /// Reason why there is no holder for a message. Its text becomes the detail in the log.
@@ -101,7 +106,7 @@ impl NoHolder {
 /// Registry of publishers without a holder.
 #[derive(Debug, Default)]
 pub(super) struct Unheld {
-    pub(super) strays: Strays,
+    pub(super) strays: Arc<Strays>,
     pub(super) unreadable: Unreadable,
     pub(super) goodbyes: Goodbyes,
     listening: Mutex<ListeningClock>,
@@ -120,21 +125,38 @@ impl Unheld {
     }
 
     /// Notes a dropped batch of a holder that is not registered. Answers then say that this holder may have unknown
-    /// blocks. `rank` is `None` if the batch cannot be read. Returns whether this is the holder's first dropped batch.
+    /// blocks. Returns whether this is the holder's first dropped batch.
     pub(super) fn note(
         &self,
         namespace: &Namespace,
         worker: &WorkerName,
-        rank: Option<Rank>,
+        rank: Rank,
         reason: DropReason,
         unix_us: u64,
     ) -> bool {
-        let at = RefusedAt {
+        let refused = namespace.indexer.refused();
+        refused.note(worker, rank, reason.as_str(), self.refused_at(unix_us))
+    }
+
+    /// Notes that a message of a worker was dropped because it cannot be read. Answers then say that the worker may
+    /// have unknown blocks. `has_holders` says whether the worker has holders.
+    pub(super) fn note_unread(
+        &self,
+        namespace: &Namespace,
+        worker: &WorkerName,
+        has_holders: bool,
+        reason: DropReason,
+        unix_us: u64,
+    ) {
+        let refused = namespace.indexer.refused();
+        refused.note_unread(worker, has_holders, reason.as_str(), self.refused_at(unix_us));
+    }
+
+    fn refused_at(&self, unix_us: u64) -> RefusedAt {
+        RefusedAt {
             listened_us: self.listened_us(),
             unix_us,
-        };
-        let refused = namespace.indexer.refused();
-        refused.note(worker, rank, reason.as_str(), at)
+        }
     }
 
     /// Notes a dropped batch as [`Self::note`] does. If the batch ends with a goodbye, removes the holder's note
@@ -154,7 +176,7 @@ impl Unheld {
             });
             return false;
         }
-        self.note(namespace, worker, Some(batch.rank), reason, unix_us)
+        self.note(namespace, worker, batch.rank, reason, unix_us)
     }
 
     /// Counts and notes a batch for which there is no holder.

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use async_nats::{Client, Message, Subscriber};
-use futures_util::StreamExt;
+use async_nats::{Client, Message};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -11,7 +10,9 @@ use crate::lanes::{HolderCommand, LanePool};
 use crate::shared::{Shared, Stage};
 use crate::snapshots::SnapshotKeeper;
 use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSION, Subjects};
-use kvatlas_process::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
+use kvatlas_process::broker::{
+    Buffer, ConnectError, ConnectionNotice, LastingSubscription, RefusedSubscriptions, connect_counted,
+};
 use kvatlas_process::instance_name;
 use kvatlas_telemetry::labels::Connection;
 use kvatlas_telemetry::log_gated;
@@ -43,7 +44,10 @@ pub(super) async fn start_commands(
         return Ok(());
     }
     let warned = Mutex::new(false);
+    let refused = RefusedSubscriptions::default();
+    let counted = refused.clone();
     let notice = move |notice: &ConnectionNotice| {
+        counted.note(notice);
         if let ConnectionNotice::Error(error) = notice
             && !std::mem::replace(&mut *warned.lock(), true)
         {
@@ -52,13 +56,14 @@ pub(super) async fn start_commands(
     };
     let buffer = Buffer::of_messages(CAPACITY);
     let client = connect_counted(&shared.nats, Connection::Admin, "admin", buffer, notice).await?;
-    let messages = match client.subscribe(shared.subjects.all_admin()).await {
-        Ok(messages) => messages,
-        Err(error) => {
-            tracing::error!(%error, "commands of operators are not heard");
-            return Ok(());
-        }
-    };
+    let messages =
+        match LastingSubscription::new(client.clone(), shared.subjects.all_admin(), None, &refused).await {
+            Ok(messages) => messages,
+            Err(error) => {
+                tracing::error!(%error, "commands of operators are not heard");
+                return Ok(());
+            }
+        };
     let commands = OperatorCommands {
         client,
         subjects: shared.subjects.clone(),
@@ -72,7 +77,7 @@ pub(super) async fn start_commands(
 }
 
 impl OperatorCommands {
-    async fn run(self, mut messages: Subscriber, stop: CancellationToken) {
+    async fn run(self, mut messages: LastingSubscription, stop: CancellationToken) {
         loop {
             let message = tokio::select! {
                 () = stop.cancelled() => return,

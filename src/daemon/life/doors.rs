@@ -81,7 +81,10 @@ mod tests {
                 Ok(()) => assert!(is_built, "{setting}"),
                 Err(error) => {
                     assert!(!is_built, "{setting}");
-                    assert!(error.to_string().contains(setting), "{error}");
+                    assert!(
+                        matches!(error, StartError::LeftOut { setting: name, .. } if name == setting),
+                        "{error}"
+                    );
                 }
             }
         }

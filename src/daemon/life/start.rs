@@ -199,6 +199,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         Arc::clone(&shared.namespaces),
         Arc::clone(&shared.trust),
         shared.pool.freshness(),
+        shared.pool.stray_names(),
         shared.subjects.clone(),
         shared.query_limits.clone(),
     );

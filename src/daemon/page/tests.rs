@@ -40,6 +40,7 @@ fn world() -> World {
         Arc::clone(&namespaces),
         Arc::default(),
         Arc::new(Freshness::without_events()),
+        Arc::default(),
         subjects,
         WireLimits::default().into(),
     );

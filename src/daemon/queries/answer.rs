@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::hints::Hints;
-use crate::lanes::{Freshness, FreshnessReading};
+use crate::lanes::{Freshness, Strays};
 use kvatlas_config::Live;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
     HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
 };
-use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
     DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch, NamespaceName,
     NamespacesReply, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
@@ -27,17 +27,20 @@ use super::whole::{Seen, search_whole};
 mod ahead;
 mod any_reply;
 mod beyond;
+mod doubts;
 mod found;
 mod hinted;
 mod pieces;
 mod reuse;
 mod spoken;
 mod status;
+mod unknown;
 mod unlisted;
 
 pub(super) use any_reply::Answer;
 pub(crate) use any_reply::AnyReply;
 use beyond::{Doubted, QueryLength};
+use doubts::{DoubtFacts, with_wait};
 pub(crate) use found::{Found, FoundHolder, dialect_query};
 use pieces::BatchReplies;
 use reuse::{PairHolders, limit_of, usable_max, usable_max_of_pairs};
@@ -53,6 +56,8 @@ pub(crate) struct Answerer {
     pub(crate) namespaces: Arc<Namespaces>,
     pub(crate) trust: Arc<StreamTrust>,
     pub(crate) freshness: Arc<Freshness>,
+    /// Record of namespaces that do not exist although messages for them came.
+    pub(crate) strays: Arc<Strays>,
     pub(crate) subjects: Subjects,
     pub(crate) limits: Live<WireLimits>,
     /// Sample of recent queries, with counts of all answers by their certainty. `None` if queries are not sampled.
@@ -64,12 +69,13 @@ pub(crate) struct Answerer {
 }
 
 impl Answerer {
-    /// Makes an answerer from `namespaces`. `trust` says which holders are confirmed in the present event stream, and
-    /// `freshness` says how old their states are.
+    /// Makes an answerer from `namespaces`. `trust` says which holders are confirmed in the present event stream,
+    /// `freshness` says how old their states are, and `strays` says for which missing namespaces messages came.
     pub(crate) fn new(
         namespaces: Arc<Namespaces>,
         trust: Arc<StreamTrust>,
         freshness: Arc<Freshness>,
+        strays: Arc<Strays>,
         subjects: Subjects,
         limits: Live<WireLimits>,
     ) -> Self {
@@ -77,6 +83,7 @@ impl Answerer {
             namespaces,
             trust,
             freshness,
+            strays,
             subjects,
             limits,
             sample: None,
@@ -153,23 +160,6 @@ impl Answerer {
         status(namespace, &self.trust, &look, batches_waiting)
     }
 
-    fn doubts<'n>(&self, namespace: &'n Namespace, key: &'n QueryKey) -> DoubtFacts<'_, 'n> {
-        // Read before the search, which may miss a publisher that appears in between.
-        let is_listed = self.trust.is_listed();
-        DoubtFacts {
-            namespace,
-            key,
-            before: namespace.indexer.doubtful_holders(&self.trust),
-            look: self.freshness.look(&namespace.name),
-            is_listed,
-        }
-    }
-
-    /// Whether a namespace does not exist, and as far as is known no batch for it was dropped either.
-    pub(crate) fn is_unheard(&self, name: &NamespaceName) -> bool {
-        self.namespaces.get(name).is_none() && self.namespaces.refusal(name).is_none()
-    }
-
     /// Returns the present bounds on requests.
     pub(crate) fn limits(&self) -> WireLimits {
         WireLimits::clone(&self.limits.now())
@@ -228,33 +218,6 @@ impl Answerer {
     /// Answers a replica that asks for the roster, that is, the list of known holders.
     pub(super) fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
         roster::answer(&self.namespaces, &self.trust, payload)
-    }
-
-    /// Returns the namespace `name`. If it is unknown, returns the error that says why.
-    pub(crate) fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
-        self.namespaces
-            .get(name)
-            .ok_or_else(|| match self.namespaces.refusal(name) {
-                // A worker may have blocks in this namespace, but its events were dropped.
-                Some(refused) => {
-                    let text = format!("events of namespace {name:?} have come and were dropped: {refused}");
-                    WireError::new(ErrorCode::Unavailable, text)
-                }
-                None if !self.trust.is_listed() => {
-                    let text = format!(
-                        "whether somebody publishes for namespace {name:?} is not known yet: the events have been followed for \
-                         less than the time that a publisher may be silent; ask again in a second"
-                    );
-                    WireError::new(ErrorCode::Unavailable, text)
-                }
-                None => {
-                    let text = format!(
-                        "no events have come for namespace {name:?} and no configuration names it; check the name, or ask \
-                         again when a worker has published"
-                    );
-                    WireError::new(ErrorCode::UnknownNamespace, text)
-                }
-            })
     }
 
     fn reply(
@@ -395,54 +358,6 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
         QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => indexer.foreign_holders(),
         QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => 0,
     }
-}
-
-/// Facts about the doubts of holders, together with the query's key. They must be read before the search, because a
-/// doubt that ends during the search still concerns what the search has seen.
-struct DoubtFacts<'f, 'n> {
-    namespace: &'n Namespace,
-    /// Key of the query, which names the blocks to find.
-    key: &'n QueryKey,
-    before: DoubtfulHolders,
-    look: FreshnessReading<'f>,
-    /// Whether every publisher was known before the search. Otherwise an answer may lack holders.
-    is_listed: bool,
-}
-
-impl DoubtFacts<'_, '_> {
-    /// Returns the holder's reasons for doubt that concern the query. They include the given `reasons`, and the
-    /// reasons found before the search. A reason found before the search counts even if it has ended since, because
-    /// the search may have missed the newest events. `is_listed` says whether the answer lists the holder.
-    fn of(
-        &self,
-        holder: &HolderRecord,
-        reasons: DegradedReasons,
-        seen: &Seen,
-        is_listed: bool,
-    ) -> DegradedReasons {
-        let mut reasons = reasons.for_query(self.key, is_listed);
-        if self.before.is_stalled {
-            reasons = reasons.with(DegradedReason::Unverified);
-        }
-        if seen.is_changing(&holder.id) {
-            reasons = reasons.with(DegradedReason::Changing);
-        }
-        with_wait(reasons, &self.look, &self.namespace.name, &holder.id)
-    }
-}
-
-/// Adds `Behind` to the reasons if the holder's events have waited for too long. An unverified holder does not get
-/// `Behind`, because nothing is known about its waiting events.
-fn with_wait(
-    reasons: DegradedReasons,
-    look: &FreshnessReading<'_>,
-    namespace: &NamespaceName,
-    holder: &HolderId,
-) -> DegradedReasons {
-    if !reasons.contains(DegradedReason::Unverified) && look.is_behind(namespace, holder) {
-        return reasons.with(DegradedReason::Behind);
-    }
-    reasons
 }
 
 /// Adds the holders whose batches were applied during the search, so that the search may have missed them. Nothing is

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use kvatlas_client::Backoff;
 use kvatlas_core::wire::{Shard, Subjects};
-use kvatlas_process::broker::{Intake, SubscribeError, is_confirmed};
+use kvatlas_process::broker::{Intake, LastingSubscription, SubscribeError, is_confirmed};
 pub(crate) use kvatlas_process::presence::Asked;
 
 use super::member::QueueMember;
@@ -122,11 +122,10 @@ impl ServedRequests {
     /// Subscribes to the roster requests of replicas that compare which holders they know.
     pub(super) async fn subscribe_roster(
         &self,
-        client: &Client,
-    ) -> Result<async_nats::Subscriber, SubscribeError> {
-        let (subject, group) = (self.roster_subject(), self.queue_group.clone());
-        let subscribed = client.queue_subscribe(subject.clone(), group).await;
-        subscribed.map_err(|error| SubscribeError::new(&subject, &error))
+        connected: &Connected,
+    ) -> Result<LastingSubscription, SubscribeError> {
+        let (client, group) = (connected.client.clone(), Some(self.queue_group.clone()));
+        LastingSubscription::new(client, self.roster_subject(), group, &connected.refused).await
     }
 }
 

@@ -4,11 +4,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Message, Subject, Subscriber};
+use async_nats::{Message, Subject};
 use bytes::Bytes;
-use futures_util::StreamExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::JoinHandle;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -16,7 +14,7 @@ use crate::lanes::LanePool;
 use crate::responder::{Responder, check_size, check_status_size};
 use crate::traces::OpenSpan;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryRequest, WireError};
-use kvatlas_process::broker::SubscribeError;
+use kvatlas_process::broker::{LastingSubscription, SubscribeError};
 use kvatlas_telemetry::QueryMetricsByNamespace;
 use kvatlas_telemetry::labels::ReplyDropReason;
 
@@ -46,6 +44,8 @@ pub(crate) struct QueryService {
     connected: Connected,
     served: ServedRequests,
     answering: ConnectionAnswerer,
+    /// Answerer of the large requests, which is the turn for which they wait.
+    large: Arc<Mutex<ConnectionAnswerer>>,
 }
 
 /// Parts that answer the requests of one connection, one after the other.
@@ -58,8 +58,8 @@ struct ConnectionAnswerer {
     observers: Observers,
     /// Memory for waiting requests: large requests, which have many bytes, and heavy requests, which take long.
     room: RequestRoom,
-    /// Tasks that answer heavy requests, which take long.
-    heavy: TaskTracker,
+    /// Tasks that answer large and heavy requests.
+    tasks: TaskTracker,
 }
 
 /// Request that is being answered.
@@ -69,13 +69,6 @@ struct RequestInProgress {
     span: Option<OpenSpan>,
     reply_to: Subject,
     room: Option<OwnedSemaphorePermit>,
-}
-
-/// Large request (one with many bytes), with the memory that is reserved for it.
-struct Large {
-    asked: Asked,
-    message: Message,
-    room: OwnedSemaphorePermit,
 }
 
 /// Memory for requests that wait on one connection. Clones share the same memory.
@@ -109,55 +102,6 @@ impl RequestRoom {
     }
 }
 
-/// Large requests (many bytes) of one connection. One task answers them in order. A large request that is also heavy
-/// (takes long) gets a task of its own. If the waiting requests have too many bytes together, further large ones are
-/// refused.
-struct LargeRequests {
-    waiting: mpsc::UnboundedSender<Large>,
-    room: RequestRoom,
-    heavy: TaskTracker,
-    task: JoinHandle<()>,
-}
-
-impl LargeRequests {
-    /// Starts the task that answers large requests with `answering`.
-    fn start(mut answering: ConnectionAnswerer) -> Self {
-        let (waiting, mut requests) = mpsc::unbounded_channel::<Large>();
-        let (room, heavy) = (answering.room.clone(), answering.heavy.clone());
-        let task = tokio::spawn(async move {
-            while let Some(large) = requests.recv().await {
-                answering
-                    .serve(large.asked, large.message, Some(large.room))
-                    .await;
-                // Small requests are answered first.
-                tokio::task::yield_now().await;
-            }
-        });
-        Self {
-            waiting,
-            room,
-            heavy,
-            task,
-        }
-    }
-
-    fn take(&self, asked: Asked, mut message: Message, room: OwnedSemaphorePermit) {
-        if message.payload.len() <= COPIED_BYTES_MAX {
-            message.payload = Bytes::copy_from_slice(&message.payload);
-        }
-        // Sending cannot fail, because the receiving task lasts until `waiting` is dropped.
-        let _ = self.waiting.send(Large { asked, message, room });
-    }
-
-    /// Waits until all large requests have been answered.
-    async fn end(self) {
-        drop(self.waiting);
-        let _ = self.task.await;
-        self.heavy.close();
-        self.heavy.wait().await;
-    }
-}
-
 impl QueryService {
     /// Makes a service on a connection. The service shares the requests with the other members of the queue group.
     ///
@@ -183,11 +127,12 @@ impl QueryService {
             replies: ReplyMemory::new(),
             observers,
             room: RequestRoom::new(waiting_bytes_max),
-            heavy: TaskTracker::new(),
+            tasks: TaskTracker::new(),
         };
         Self {
             connected,
             served,
+            large: Arc::new(Mutex::new(answering.again())),
             answering,
         }
     }
@@ -202,23 +147,22 @@ impl QueryService {
         subscribed: impl Fn(),
     ) -> Result<(), SubscribeError> {
         let client = self.connected.client.clone();
-        let mut rosters = self.served.subscribe_roster(&client).await?;
+        let mut rosters = self.served.subscribe_roster(&self.connected).await?;
         let Some(mut requests) = self.join(&mut rosters, &stop).await? else {
             return Ok(());
         };
         subscribed();
-        let large = LargeRequests::start(self.answering.again());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
                 Some(message) = rosters.next() => self.answering.serve_roster(message).await,
                 request = requests.next() => match request? {
                     NextRequest::Request(asked, message) => {
-                        self.serve(asked, message, &large).await;
-                        self.serve_received(&mut requests, &large).await;
+                        self.serve(asked, message).await;
+                        self.serve_received(&mut requests).await;
                     }
                     NextRequest::Rejoined => {
-                        rosters = self.served.subscribe_roster(&client).await?;
+                        rosters = self.served.subscribe_roster(&self.connected).await?;
                         subscribed();
                     }
                     NextRequest::Closed => return Ok(()),
@@ -226,18 +170,19 @@ impl QueryService {
             }
         }
         // From now on, no replica compares itself with this one. A replica that has just asked will ask again.
-        let _ = rosters.drain().await;
+        rosters.drain().await;
         while let Some((asked, message)) = requests.next_until_left().await {
-            self.serve(asked, message, &large).await;
+            self.serve(asked, message).await;
         }
-        large.end().await;
+        self.answering.tasks.close();
+        self.answering.tasks.wait().await;
         let _ = client.flush().await;
         Ok(())
     }
 
     /// Answers up to [`REQUESTS_AT_ONCE`] requests that have been received already. They are answered in a row, because
     /// checking for other work takes longer than answering a request.
-    async fn serve_received(&mut self, requests: &mut LastingRequests, large: &LargeRequests) {
+    async fn serve_received(&mut self, requests: &mut LastingRequests) {
         for number in 1..REQUESTS_AT_ONCE {
             if number == REPLIES_AT_ONCE {
                 // Lets the connection write the replies, so that the clients go on.
@@ -246,7 +191,7 @@ impl QueryService {
             let Some((asked, message)) = requests.next_received() else {
                 return;
             };
-            self.serve(asked, message, large).await;
+            self.serve(asked, message).await;
         }
     }
 
@@ -254,7 +199,7 @@ impl QueryService {
     /// because unanswered ones would fill the connection's buffer.
     async fn join(
         &self,
-        rosters: &mut Subscriber,
+        rosters: &mut LastingSubscription,
         stop: &CancellationToken,
     ) -> Result<Option<LastingRequests>, SubscribeError> {
         let mut joining = pin!(LastingRequests::join(&self.connected, self.served.clone(), stop));
@@ -269,8 +214,8 @@ impl QueryService {
         }
     }
 
-    /// Answers one request. A request with many bytes is left to the task for large requests.
-    async fn serve(&mut self, asked: Asked, message: Message, large: &LargeRequests) {
+    /// Answers one request. A large request (many bytes) is answered later, in a task of its own.
+    async fn serve(&mut self, asked: Asked, message: Message) {
         let bytes = match asked {
             Asked::Query => message.payload.len(),
             Asked::Status => self.answering.answerer.status_bytes(&message.subject),
@@ -279,8 +224,8 @@ impl QueryService {
             Some(reply_to) if bytes > LARGE_BYTES => reply_to.clone(),
             _ => return self.answering.serve(asked, message, None).await,
         };
-        match large.room.take(bytes) {
-            Ok(room) => large.take(asked, message, room),
+        match self.answering.room.take(bytes) {
+            Ok(room) => self.serve_large(asked, message, room),
             Err(error) => {
                 let observers = &self.answering.observers;
                 let span = observers.begin(asked, &message);
@@ -288,6 +233,20 @@ impl QueryService {
                 self.answering.responder.send(reply_to, Err(error)).await;
             }
         }
+    }
+
+    /// Answers a large request (many bytes) when its turn has come: large requests are answered one after the other.
+    fn serve_large(&self, asked: Asked, mut message: Message, room: OwnedSemaphorePermit) {
+        if message.payload.len() <= COPIED_BYTES_MAX {
+            message.payload = Bytes::copy_from_slice(&message.payload);
+        }
+        let large = Arc::clone(&self.large);
+        self.answering.tasks.spawn(async move {
+            let mut turn = large.lock().await;
+            turn.serve(asked, message, Some(room)).await;
+            // Small requests are answered first.
+            tokio::task::yield_now().await;
+        });
     }
 }
 
@@ -302,7 +261,7 @@ impl ConnectionAnswerer {
             replies: ReplyMemory::new(),
             observers: self.observers.clone(),
             room: self.room.clone(),
-            heavy: self.heavy.clone(),
+            tasks: self.tasks.clone(),
         }
     }
 
@@ -381,7 +340,7 @@ impl ConnectionAnswerer {
         begun: RequestInProgress,
     ) {
         let mut own = self.again();
-        self.heavy.spawn(async move {
+        self.tasks.spawn(async move {
             let bytes_max = own.responder.reply_bytes_max();
             let reply = own
                 .answerer

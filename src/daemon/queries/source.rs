@@ -148,10 +148,13 @@ impl Source {
     }
 
     /// Whether [`Self::names`] returns every namespace. A process with an index knows them all once each publisher
-    /// has had enough time to send a message. A gateway cannot tell, so it always returns true.
+    /// has had enough time to send a message, and no message may have waited unread for too long. A gateway cannot tell, so it always returns true.
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {
-            Self::Here(index) => index.answerer.trust().is_listed(),
+            Self::Here(index) => {
+                let Answerer { trust, freshness, .. } = &index.answerer;
+                trust.is_listed() && !freshness.is_everybody_behind()
+            }
             Self::Shards(_) => true,
         }
     }
@@ -169,11 +172,11 @@ impl Source {
         }
     }
 
-    /// Whether the daemon has recently refused to make a namespace for which messages came. Only names that satisfy
-    /// `is_meant` count. A gateway cannot tell, so it always returns false.
-    pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
+    /// Whether recent messages were dropped because their namespace does not exist. Only names that satisfy `is_meant`
+    /// count, and names that are not remembered. A gateway cannot tell, so it always returns false.
+    pub(crate) fn lacks_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
         match self {
-            Self::Here(index) => index.pool.refuses_any(is_meant),
+            Self::Here(index) => index.pool.lacks_any(is_meant),
             Self::Shards(_) => false,
         }
     }

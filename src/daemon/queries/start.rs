@@ -11,7 +11,9 @@ use crate::shared::{Shared, Stage};
 use kvatlas_config::Config;
 use kvatlas_core::wire::WireLimits;
 use kvatlas_process::admin::Latch;
-use kvatlas_process::broker::{Buffer, ConnectError, SubscribeError, connect_counted};
+use kvatlas_process::broker::{
+    Buffer, ConnectError, ConnectionNotice, RefusedSubscriptions, SubscribeError, connect_counted,
+};
 use kvatlas_telemetry::labels::Connection;
 
 use super::gateway::{Gateway, GatewaySettings};
@@ -184,7 +186,10 @@ async fn spawn_presence(
         return Ok(());
     }
     let buffer = Buffer::of_messages(CAPACITY);
-    let client = connect_counted(&shared.nats, Connection::Queries, "services", buffer, |_| {}).await?;
+    let refused = RefusedSubscriptions::default();
+    let counted = refused.clone();
+    let notice = move |notice: &ConnectionNotice| counted.note(notice);
+    let client = connect_counted(&shared.nats, Connection::Queries, "services", buffer, notice).await?;
     let about = About {
         instance: instance_name(&shared.nats.connection_name),
         role: shared.config.gateway.role(),
@@ -206,7 +211,7 @@ async fn spawn_presence(
         if stop.run_until_cancelled(settling).await != Some(true) {
             return;
         }
-        if let Err(error) = presence.run(stop).await {
+        if let Err(error) = presence.run(stop, &refused).await {
             tracing::debug!(%error, "nobody finds the daemon among the services any more");
         }
     });

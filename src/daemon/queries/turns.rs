@@ -18,7 +18,7 @@ use crate::shared::{Shared, Stage};
 use kvatlas_config::NatsConfig;
 use kvatlas_process::admin::{Latch, Readiness};
 use kvatlas_process::broker::{
-    Buffer, ConnectError, ConnectionNotice, Intake, SubscribeError, connect_counted,
+    Buffer, ConnectError, ConnectionNotice, Intake, RefusedSubscriptions, SubscribeError, connect_counted,
 };
 use kvatlas_telemetry::labels::Connection;
 
@@ -27,6 +27,8 @@ pub(super) struct Connected {
     pub(super) client: Client,
     /// Number that changes with every refusal of a subscription to requests. After a refusal the daemon is not ready.
     pub(super) refusals: watch::Receiver<u64>,
+    /// Count of the refusals of all subscriptions.
+    pub(super) refused: RefusedSubscriptions,
     /// Count of the bytes that have been received and not been taken yet.
     pub(super) intake: Arc<Intake>,
     /// Flag that becomes true when the server is about to shut down.
@@ -89,6 +91,8 @@ impl Connector {
         let (refusals, refusals_seen) = watch::channel(0_u64);
         let (lame, is_lame) = watch::channel(false);
         let latch = Latch::QueriesSubscribed;
+        let refused = RefusedSubscriptions::default();
+        let counted = refused.clone();
         let notice = move |notice: &ConnectionNotice| match notice {
             ConnectionNotice::Connected => {
                 lame.send_replace(false);
@@ -96,6 +100,7 @@ impl Connector {
             }
             ConnectionNotice::Error(text) => readiness.set_trouble(latch, Some(text.clone())),
             ConnectionNotice::Refused(refusal) => {
+                counted.note(notice);
                 readiness.set_trouble(latch, Some(refusal.to_string()));
                 if refusal.is_subscription_to(&subscriptions) {
                     readiness.clear(latch);
@@ -112,6 +117,7 @@ impl Connector {
         Ok(Connected {
             client: connected.await?,
             refusals: refusals_seen,
+            refused,
             intake,
             is_lame,
         })

@@ -13,6 +13,7 @@ use tokio::time::{timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::queries::{HeavyRequest, HeavyTurns};
+use kvatlas_config::RedisConfig;
 use kvatlas_process::listener::Place;
 use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
@@ -24,6 +25,8 @@ use super::resp::{ParsedCommand, ReplyBuffer, read_command};
 const PIECE_BYTES: usize = 64 << 10;
 /// Number of bytes that are read in one step. Each connection has this much memory of its own.
 const READ_BYTES: usize = 16 << 10;
+/// Time for which a connection may go on after the daemon is told to stop.
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of bytes that one permit of the semaphore `room` (memory for commands) stands for.
 const ROOM_UNIT: usize = 1 << 10;
 
@@ -35,21 +38,7 @@ pub(super) struct RedisDoor {
     /// Memory for long commands, shared by all connections. Each connection has [`READ_BYTES`] of its own, and needs
     /// the shared memory for more. One permit stands for [`ROOM_UNIT`] bytes.
     pub(super) room: Arc<Semaphore>,
-    pub(super) limits: RedisLimits,
-}
-
-/// Limits on one client connection.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RedisLimits {
-    /// Maximum length of one command, in bytes. At most this many bytes of a pipeline are read before the commands in
-    /// them are answered.
-    pub(super) command_bytes_max: usize,
-    /// Time without a command after which the connection ends.
-    pub(super) idle_timeout: Duration,
-    /// Maximum time for a command to arrive in full. Also the maximum time for the client to take replies.
-    pub(super) request_timeout: Duration,
-    /// Time for which the connection may go on after the daemon is told to stop.
-    pub(super) drain_timeout: Duration,
+    pub(super) config: RedisConfig,
 }
 
 impl RedisDoor {
@@ -68,7 +57,6 @@ pub(super) async fn serve(
     number: u64,
     stopping: CancellationToken,
 ) {
-    let drain_timeout = door.limits.drain_timeout;
     let mut connection = RedisConnection {
         session: RedisSession {
             number,
@@ -86,7 +74,7 @@ pub(super) async fn serve(
     };
     let drained = async {
         stopping.cancelled().await;
-        tokio::time::sleep(drain_timeout).await;
+        tokio::time::sleep(DRAIN_TIMEOUT).await;
     };
     tokio::select! {
         ended = connection.run() => {
@@ -131,13 +119,12 @@ impl RedisConnection<'_> {
     /// Waits for more bytes, and reads the part of the pipeline that has arrived. Returns false if the connection must
     /// end.
     async fn receive(&mut self) -> io::Result<bool> {
-        let limits = self.door.limits;
         if !self.reserve() {
             let text = "ERR too many bytes of commands wait; ask again later";
             self.cut(RedisRefusal::TooLarge, text).await?;
             return Ok(false);
         }
-        let due = self.due.unwrap_or_else(|| now() + limits.idle_timeout);
+        let due = self.due.unwrap_or_else(|| now() + self.door.config.idle_timeout);
         let read = timeout_at(due, self.stream.read_buf(&mut self.input));
         let read = match self.stopping.run_until_cancelled(read).await {
             None => return Ok(false),
@@ -147,9 +134,10 @@ impl RedisConnection<'_> {
         if read == 0 {
             return Ok(false);
         }
-        self.due.get_or_insert_with(|| now() + limits.request_timeout);
+        let timeout = self.door.config.request_timeout;
+        self.due.get_or_insert_with(|| now() + timeout);
         // Further bytes that have come already most likely belong to the same pipeline.
-        while self.input.len() < limits.command_bytes_max && self.reserve() {
+        while self.input.len() < self.door.config.max_command_bytes && self.reserve() {
             match self.stream.try_read_buf(&mut self.input) {
                 Ok(1..) => {}
                 Ok(0) => break,
@@ -229,9 +217,9 @@ impl RedisConnection<'_> {
         let rest = input.get(at..).unwrap_or_default();
         self.input.extend_from_slice(rest);
         if at > 0 {
-            self.due = (!rest.is_empty()).then(|| now() + self.door.limits.request_timeout);
+            self.due = (!rest.is_empty()).then(|| now() + self.door.config.request_timeout);
         }
-        if rest.len() >= self.door.limits.command_bytes_max {
+        if rest.len() >= self.door.config.max_command_bytes {
             self.cut(RedisRefusal::TooLarge, "ERR a command is too long")
                 .await?;
             return Ok(Goes::Away);
@@ -320,7 +308,7 @@ impl RedisConnection<'_> {
         // Until the client takes the replies, the connection counts as waiting for it, and may have to give way.
         self.place.note_waits(true);
         let writing = self.stream.write_all(self.replies.bytes());
-        timeout(self.door.limits.request_timeout, writing).await??;
+        timeout(self.door.config.request_timeout, writing).await??;
         self.place.note_waits(false);
         self.replies.clear(PIECE_BYTES);
         Ok(())

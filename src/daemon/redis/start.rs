@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use crate::http::read_token;
 use crate::shared::{Shared, Stage};
@@ -12,12 +11,9 @@ use kvatlas_process::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::{RedisConnectionMetrics, RedisMetrics};
 
 use super::commands::Commands;
-use super::connection::{RedisDoor, RedisLimits, serve};
+use super::connection::{DRAIN_TIMEOUT, RedisDoor, serve};
 use super::guesses::Guesses;
 use super::prefixes::Prefixes;
-
-/// Time for which a reply in progress may go on after the daemon is told to stop.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves llm-d's routers as tasks of `stage`. Returns the address to which the listener is bound, or `None` if no
 /// listener is configured.
@@ -37,12 +33,7 @@ pub(crate) async fn start_redis(shared: &Shared, stage: &Stage) -> Result<Option
         prefixes: Prefixes::new(shared.source().await?, Arc::clone(&shared.readiness)),
         heavy_turns: Arc::clone(&shared.heavy_turns),
         room: RedisDoor::room(config.max_receiving_bytes),
-        limits: RedisLimits {
-            command_bytes_max: config.max_command_bytes,
-            idle_timeout: config.idle_timeout,
-            request_timeout: config.request_timeout,
-            drain_timeout: DRAIN_TIMEOUT,
-        },
+        config: config.clone(),
     });
     let acceptor = Acceptor {
         name: "redis",

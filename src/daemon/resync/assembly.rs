@@ -87,11 +87,6 @@ impl Assembly {
         }
     }
 
-    /// Returns the number of payload bytes that have come.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Whether a chunk of an epoch that has ended was received.
     pub(super) fn has_seen_outdated(&self) -> bool {
         self.has_seen_outdated

@@ -101,13 +101,13 @@ impl Attempt {
             Ok(answer) => answer,
             Err(failure) => {
                 // A stopped lane needs no news.
-                let _ = pool.abandon_resync(&self.holder, begun.number, failure).await;
+                let _ = pool.abandon_resync(&self.holder, begun.number, failure);
                 return Err(failure);
             }
         };
-        let (batches, bytes) = (answer.batches.len(), assembly.bytes());
+        let batches = answer.batches.len();
         let outcome = pool
-            .finish_resync(&self.holder, begun.number, answer, self.generation, bytes)
+            .finish_resync(&self.holder, begun.number, answer, self.generation)
             .await;
         match outcome.map_err(|_| ResyncFailure::Disconnected)? {
             ResyncOutcome::Exact => {

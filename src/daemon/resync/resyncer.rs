@@ -181,7 +181,7 @@ impl Resyncer {
                 worker: worker.worker.clone(),
                 rank: *rank,
             };
-            attempts.is_busy() || in_doubt.contains(&(worker.namespace.clone(), id))
+            attempts.is_busy || in_doubt.contains(&(worker.namespace.clone(), id))
         });
     }
 

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use kvatlas_client::unix_time_us;
 
 use crate::history::{FILE_BYTES_MAX, History, SavedHistory};
-use crate::lanes::snapshot_limits;
+use crate::lanes::{ServerClock, snapshot_limits};
 use crate::shared::{Shared, Stage};
 use kvatlas_config::ObjectStoreConfig;
 use kvatlas_process::admin::Latch;
@@ -31,7 +31,6 @@ use super::failing::SnapshotFailing;
 use super::object_store::{ObjectStoreError, SnapshotStore};
 use super::restore::{RestoreError, Restored, Restorer};
 use super::save::Snapshotter;
-use super::server_clock::ServerClock;
 use kvatlas_process::storage::Storage;
 use kvatlas_process::storage::{DirectoryLock, LockError};
 
@@ -145,7 +144,8 @@ async fn connect_store(
         shard: shared.config.sharding.shard,
     };
     Ok(SnapshotStore {
-        jetstream: async_nats::jetstream::new(client),
+        jetstream: async_nats::jetstream::new(client.clone()),
+        client,
         config: config.clone(),
         keep: shared.config.snapshots.keep.max(1),
         claim: Claim::new(&config.bucket, &deployment, instance),
@@ -319,6 +319,7 @@ impl SnapshotKeeper {
             }
             Err(error) => {
                 self.metrics.upload_failed(&error);
+                store.mend_requests().await;
                 Err(error.to_string())
             }
         };

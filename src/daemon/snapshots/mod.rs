@@ -45,7 +45,6 @@ mod keeper;
 mod object_store;
 mod restore;
 mod save;
-mod server_clock;
 mod walked;
 
 #[cfg(test)]

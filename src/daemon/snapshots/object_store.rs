@@ -15,6 +15,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use async_nats::Client;
 use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
 use async_nats::jetstream::object_store::{self, ObjectMetadata, ObjectStore};
 use async_nats::jetstream::stream::StorageType;
@@ -22,6 +23,7 @@ use async_nats::jetstream::{Context, ErrorCode};
 use futures_util::StreamExt;
 use tokio::io::AsyncReadExt;
 
+use crate::lanes::{ServerClock, now_us};
 use kvatlas_config::ObjectStoreConfig;
 use kvatlas_core::snapshot::verify;
 use kvatlas_core::wire::WireLimits;
@@ -30,7 +32,7 @@ use kvatlas_telemetry::labels::SnapshotRejection;
 
 use super::claim::Claim;
 use super::directory::{DirectoryError, SnapshotDirectory, snapshot_name, stamp_of, unreadable, unwritable};
-use super::server_clock::ServerClock;
+use kvatlas_process::broker::mend_requests;
 use kvatlas_process::storage::open_regular;
 
 /// Time for which objects are kept in a bucket that the daemon has made. An older snapshot is of no use. Pieces that a
@@ -93,6 +95,7 @@ pub enum ObjectStoreError {
 
 /// Access of a daemon to the bucket, by which it sends, fetches and removes snapshots.
 pub struct SnapshotStore {
+    pub(super) client: Client,
     pub(super) jetstream: Context,
     pub(super) config: ObjectStoreConfig,
     /// Number of the newest snapshots that are kept in the bucket; at least 1.
@@ -332,9 +335,16 @@ impl SnapshotStore {
     /// Opens or makes the bucket, and claims the bucket for this deployment.
     async fn claimed(&self) -> Result<(ObjectStore, u64), ObjectStoreError> {
         let bucket = self.open_or_create().await?;
+        let asked_us = now_us();
         let server_us = self.claim.stake(&self.jetstream).await?;
-        self.clock.note(server_us);
+        self.clock.note(server_us, asked_us);
         Ok((bucket, server_us))
+    }
+
+    /// Connects anew if answers to requests no longer come, although the server gives them.
+    pub(super) async fn mend_requests(&self) {
+        let subject = format!("$JS.API.STREAM.INFO.OBJ_{}", self.config.bucket);
+        mend_requests(&self.client, &subject).await;
     }
 
     fn unusable(&self, error: &dyn std::fmt::Display) -> ObjectStoreError {

@@ -175,8 +175,9 @@ impl Restorer {
     fn apply(&self, path: &Path, generation: StreamGeneration, runtime: &Handle) -> Result<(), ApplyError> {
         let file = open(path).map_err(ApplyError::Snapshot)?;
         let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
-        let age_us = unix_time_us().saturating_sub(reader.created_us());
-        let origin = RestoreOrigin::new(generation, Duration::from_micros(age_us));
+        // The clock may have been set back. A time in the future does not tell the age.
+        let age_us = unix_time_us().checked_sub(reader.created_us());
+        let origin = RestoreOrigin::new(generation, age_us.map_or(Duration::MAX, Duration::from_micros));
         let mut restored = Restoring::default();
         let applied = self.apply_frames(&mut reader, &mut restored, origin, runtime);
         if matches!(applied, Err(ApplyError::Snapshot(_))) {
@@ -189,8 +190,7 @@ impl Restorer {
         runtime
             .block_on(self.pool.end_restore())
             .map_err(ApplyError::Pool)?;
-        applied?;
-        runtime.block_on(self.pool.drain()).map_err(ApplyError::Pool)
+        applied
     }
 
     fn apply_frames(

@@ -134,6 +134,8 @@ impl Snapshotter {
         let generation = self.trust.generation();
         let mut walked = Walked::default();
         if let Some(cursor) = cursor {
+            // A message before the position may still wait for its lane. Its publisher may be refused only then.
+            runtime.block_on(self.pool.drain())?;
             writer.write_stream(&StreamCursor {
                 intake: Some(self.position.intake()),
                 has_all: cursor.has_all && !self.pool.drops_some(),

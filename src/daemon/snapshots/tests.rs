@@ -228,6 +228,38 @@ async fn only_a_stream_makes_restored_holders_certain_and_only_those_that_were()
     );
 }
 
+/// A test that a snapshot does not count all publishers as known if the batch of a refused one waits for its lane while
+/// the snapshot begins.
+#[tokio::test(flavor = "multi_thread")]
+async fn not_everybody_is_known_after_a_snapshot_that_was_written_while_a_refused_batch_waited() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new();
+    world.dispatch(1).await;
+    world.pool.drain().await.unwrap();
+    let standing = world.pool.stand_still();
+    let other = EventBatch {
+        block_size: BlockSize::new(32).ok(),
+        ..EventBatch::decode(&message(2).1, &WireLimits::default()).unwrap()
+    };
+    let (worker, generation) = (WorkerName::new("other").unwrap(), world.trust.generation());
+    world
+        .pool
+        .dispatch(&namespace(), worker, &other.encode(), generation)
+        .await
+        .unwrap();
+    let waiting = world.pool.messages_waiting();
+    let snapshotter = world.snapshotter(folder.path());
+    let saving = tokio::spawn(async move { save(&snapshotter).await });
+    while world.pool.messages_waiting() == waiting {
+        tokio::task::yield_now().await;
+    }
+    // The snapshot now waits for a lane.
+    drop(standing);
+    saving.await.unwrap();
+    let restored = World::new().restore(folder.path(), Some(STREAM)).await.unwrap();
+    assert!(!restored.cursor.unwrap().has_all);
+}
+
 /// A test that a daemon does not count all publishers as known after it has loaded a snapshot, if batches of a
 /// publisher without a holder were dropped before. Such a publisher is not part of the snapshot.
 #[tokio::test(flavor = "multi_thread")]

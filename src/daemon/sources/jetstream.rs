@@ -20,7 +20,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::{Consumer, pull};
+use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::{Context, Message};
 use async_nats::{Client, connection::State};
 use futures_util::{FutureExt, StreamExt};
@@ -36,6 +36,7 @@ use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
 use kvatlas_core::stream::{StreamGeneration, StreamStall, StreamTrust};
 use kvatlas_process::admin::{Latch, Readiness};
+use kvatlas_process::broker::mend_requests;
 use kvatlas_telemetry::StreamMetrics;
 use kvatlas_telemetry::labels::ConsumerReset;
 
@@ -43,8 +44,9 @@ use super::consumer_check::{ConsumerCheck, is_continued};
 use super::pulse::{Beat, Pulse};
 use super::roll_call::RollCall;
 use super::span_of;
-use super::stream::{EventStream, StreamError, StreamSpan, age_of};
-use super::stream_end::{StreamEnd, StreamLook};
+use super::stream::{EventStream, StreamError, StreamSpan, age_of, probe};
+use super::stream_end::{StreamEnd, StreamLook, WatchedStream};
+use super::stream_info::info_subject;
 use super::unread::Unread;
 
 /// Maximum number of messages in one pull, that is, in one request for messages.
@@ -57,8 +59,6 @@ const PULL_BYTES: usize = 32 << 20;
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which one request for messages stays open.
 const PULL_DURATION: Duration = Duration::from_secs(30);
-/// Time that the server may take to answer the first request for messages.
-const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum time to wait for the next message if the stream is known to have one. After this time, a new consumer shows
 /// whether the message is gone.
 const NEXT_PATIENCE: Duration = Duration::from_secs(3);
@@ -195,9 +195,14 @@ impl JetStreamSource {
                     // An operator must correct these errors. All others may end by themselves.
                     if error.is_of_stream() && self.client.connection_state() == State::Connected {
                         self.attached.send_replace(false);
+                        // The stream does not keep what comes now.
+                        self.doubt();
                     }
                     self.readiness
                         .set_trouble(Latch::EventsSubscribed, Some(error.to_string()));
+                    if !error.is_of_stream() {
+                        mend_requests(&self.client, &info_subject(&self.config.name)).await;
+                    }
                 }
             }
             failures = failures.saturating_add(1);
@@ -206,7 +211,9 @@ impl JetStreamSource {
     }
 
     async fn try_attach(&self, stall: StreamStall) -> Result<Attached, StreamError> {
-        let stream = EventStream::open(&self.jetstream, &self.config, self.subject.clone()).await?;
+        let (freshness, subject) = (self.pool.freshness(), self.subject.clone());
+        let clock = &freshness.stream_clock;
+        let stream = EventStream::open(&self.jetstream, &self.config, subject, clock).await?;
         let cursor = self.resume(&stream);
         let StreamSpan { first, last } = stream.span();
         let check = ConsumerCheck::of(&cursor, first, stream.beginning());
@@ -229,7 +236,7 @@ impl JetStreamSource {
         // The stream is known up to this time: its messages are read before the stall ends, or the first request
         // returns one.
         let asked_us = now_us();
-        let first = self.probe(&consumer).await?;
+        let first = probe(&consumer).await?;
         let messages = consumer
             .stream()
             .max_messages_per_batch(self.pull_messages())
@@ -252,29 +259,6 @@ impl JetStreamSource {
             looked_at: None,
             roll_call: None,
         })
-    }
-
-    /// Asks for one message, and returns it if the stream has one. Any answer, even that there is no message, shows
-    /// that the daemon may ask for messages and receives them.
-    async fn probe(&self, consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
-        let failed = |reason: String| StreamError::Probe {
-            name: self.config.name.clone(),
-            reason,
-        };
-        let asking = async {
-            let mut found = consumer
-                .fetch()
-                .max_messages(1)
-                .messages()
-                .await
-                .map_err(|error| failed(error.to_string()))?;
-            let first = found.next().await.transpose();
-            first.map_err(|error| failed(error.to_string()))
-        };
-        match tokio::time::timeout(PROBE_PATIENCE, asking).await {
-            Ok(answered) => answered,
-            Err(_) => Err(failed(format!("no answer within {PROBE_PATIENCE:?}"))),
-        }
     }
 
     /// Returns the number of messages for one pull. It is smaller than the number that the client can buffer, because
@@ -353,9 +337,7 @@ impl JetStreamSource {
         if attached.check.is_none() {
             self.end_stall(&mut attached, 0).await;
         }
-        let (jetstream, name) = (self.jetstream.clone(), self.config.name.clone());
-        let interval = freshness.look_interval();
-        let mut end = StreamEnd::watch(jetstream, name, Arc::clone(&self.position), interval);
+        let mut end = StreamEnd::watch(self.watched(), freshness.look_interval());
         let mut looks = tokio::time::interval(NEXT_PATIENCE);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -380,10 +362,9 @@ impl JetStreamSource {
                     Beat::Sent | Beat::Other => Ok(()),
                 },
                 next = attached.messages.next() => self.take_next(next, &mut attached).await,
-                look = end.told() => {
-                    self.note_end(look, &mut attached);
-                    Ok(())
-                }
+                look = end.told() => look
+                    .map(|look| self.note_end(look, &mut attached))
+                    .map_err(|changed| self.note_changed(changed)),
                 () = Attached::roll_called(&mut attached.roll_call) => {
                     let taken = self.take_buffered(&mut attached).await;
                     self.close_roll_call(&mut attached);
@@ -394,6 +375,23 @@ impl JetStreamSource {
             if let Err((reason, detail)) = taken {
                 return Detached::Reset(reason, detail);
             }
+        }
+    }
+
+    /// Notes that the stream is not as it must be. Messages that came meanwhile are not in it, and leave no hole in its
+    /// numbers.
+    fn note_changed(&self, changed: String) -> Broken {
+        self.doubt();
+        (ConsumerReset::Stream, changed)
+    }
+
+    fn watched(&self) -> WatchedStream {
+        WatchedStream {
+            jetstream: self.jetstream.clone(),
+            name: self.config.name.clone(),
+            subject: self.subject.clone(),
+            position: Arc::clone(&self.position),
+            pool: Arc::clone(&self.pool),
         }
     }
 
@@ -481,7 +479,9 @@ impl JetStreamSource {
                 info.consumer_sequence,
                 info.pending,
                 // A message that is read as soon as it is there has come just now, whatever the server's clock says.
-                attached.stall.map_or(Duration::ZERO, |_| age_of(info.published)),
+                attached.stall.map_or(Duration::ZERO, |_| {
+                    age_of(info.published, &self.pool.freshness().stream_clock)
+                }),
             ),
             Err(error) => return Err((ConsumerReset::Delivery, error.to_string())),
         };

@@ -11,6 +11,7 @@ mod roll_call;
 mod start;
 mod stream;
 mod stream_end;
+mod stream_info;
 mod unread;
 
 use async_nats::Message;

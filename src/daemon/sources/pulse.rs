@@ -7,6 +7,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
+use async_nats::connection::State;
 use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use tokio::time::{Instant, Sleep};
@@ -75,6 +76,9 @@ impl Pulse {
             biased;
             Some(message) = self.echoes.next() => self.felt(&message.payload),
             () = &mut self.due => {
+                if self.under_way.is_some() {
+                    self.listen_again().await;
+                }
                 let (number, sent_us) = (self.sent + 1, now_us());
                 let payload = number.to_be_bytes().to_vec();
                 // An error means that the client is closed.
@@ -84,6 +88,18 @@ impl Pulse {
                 self.due.as_mut().reset(Instant::now() + LOST_AFTER.max(interval));
                 Beat::Sent
             }
+        }
+    }
+
+    /// Subscribes again, because the last pulse has not come back. The server may have withdrawn the right to the
+    /// subscription, and given it back.
+    async fn listen_again(&mut self) {
+        if self.client.connection_state() != State::Connected {
+            return;
+        }
+        // An error means that the client is closed.
+        if let Ok(echoes) = self.client.subscribe(self.inbox.clone()).await {
+            self.echoes = echoes;
         }
     }
 

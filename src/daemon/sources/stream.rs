@@ -5,17 +5,22 @@ use std::time::Duration;
 use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, StreamError as PullError, pull};
 use async_nats::jetstream::context::{CreateStreamError, GetStreamError, GetStreamErrorKind};
-use async_nats::jetstream::stream::{self, ConsumerError, DiscardPolicy, RetentionPolicy, StorageType};
-use async_nats::jetstream::{Context, ErrorCode};
+use async_nats::jetstream::stream::{self, ConsumerError, DiscardPolicy, Info, RetentionPolicy, StorageType};
+use async_nats::jetstream::{Context, ErrorCode, Message};
+use futures_util::StreamExt;
 
 use kvatlas_client::unix_time_us;
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::StreamCursor;
 
 use super::roll_call;
+use super::stream_info::{look_up, unix_us};
+use crate::lanes::ServerClock;
 
 /// Time for which the server keeps an idle consumer. A new consumer is made after every break of reading.
 const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(60);
+/// Time that the server may take to answer the first request for messages.
+const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Reason why the events stream cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +70,17 @@ pub(super) enum StreamError {
         /// Name of the stream.
         name: String,
     },
+    /// Stream has a setting with which the server does not take all events, or changes them.
+    #[error(
+        "the stream {name} has {setting}, with which events may not reach it as they were sent; correct it, or name \
+         another in events.stream"
+    )]
+    Setting {
+        /// Name of the stream.
+        name: String,
+        /// Setting that the stream must not have.
+        setting: &'static str,
+    },
     /// Asking for messages failed.
     #[error("cannot read the stream {name}: {source}")]
     Pull {
@@ -99,15 +115,22 @@ impl StreamError {
     pub(super) fn is_of_stream(&self) -> bool {
         matches!(
             self,
-            Self::Missing { .. } | Self::Create { .. } | Self::Subjects { .. } | Self::Retention { .. }
+            Self::Missing { .. }
+                | Self::Create { .. }
+                | Self::Subjects { .. }
+                | Self::Retention { .. }
+                | Self::Setting { .. }
         )
     }
 }
 
 /// Events stream, as the server describes it.
 pub(super) struct EventStream {
-    stream: stream::Stream,
+    jetstream: Context,
+    info: Info,
     subject: String,
+    /// Whether the messages in the stream show who publishes.
+    shows_all: bool,
 }
 
 /// First and last number of the messages in the stream.
@@ -121,20 +144,21 @@ pub(super) struct StreamSpan {
 
 impl EventStream {
     /// Looks the stream up. Creates it if it is missing and `config` allows that. The stream must keep messages on
-    /// `subject` and on no other.
+    /// `subject` and on no other. Notes the server's time in `clock`.
     pub(super) async fn open(
         jetstream: &Context,
         config: &StreamConfig,
         subject: String,
+        clock: &ServerClock,
     ) -> Result<Self, StreamError> {
         let name = || config.name.clone();
-        let stream = match jetstream.get_stream(&config.name).await {
-            Ok(stream) => stream,
+        let info = match look_up(jetstream, &config.name, clock).await {
+            Ok(info) => info,
             Err(error) if is_missing(&error) && config.create => {
                 let created = jetstream.create_stream(stream_config(config, &subject)).await;
                 // A failure does not matter if another replica has just created the stream, with other limits.
-                match (jetstream.get_stream(&config.name).await, created) {
-                    (Ok(stream), _) => stream,
+                match (look_up(jetstream, &config.name, clock).await, created) {
+                    (Ok(info), _) => info,
                     (Err(_), Err(source)) => return Err(StreamError::Create { name: name(), source }),
                     (Err(source), Ok(_)) => return Err(StreamError::LookUp { name: name(), source }),
                 }
@@ -144,23 +168,18 @@ impl EventStream {
                 return Err(StreamError::LookUp { name: name(), source });
             }
         };
-        let found = &stream.cached_info().config;
-        if found.subjects.as_slice() != [subject.as_str()] {
-            return Err(StreamError::Subjects {
-                name: name(),
-                subjects: found.subjects.clone(),
-                expected: subject,
-            });
-        }
-        if found.retention != RetentionPolicy::Limits {
-            return Err(StreamError::Retention { name: name() });
-        }
-        Ok(Self { stream, subject })
+        check_config(&info.config, &subject)?;
+        Ok(Self {
+            jetstream: jetstream.clone(),
+            shows_all: covers_roll_call(&info.state, clock),
+            info,
+            subject,
+        })
     }
 
     /// Returns the span of messages that the stream had when it was looked up.
     pub(super) fn span(&self) -> StreamSpan {
-        let state = &self.stream.cached_info().state;
+        let state = &self.info.state;
         StreamSpan {
             first: state.first_sequence.max(1),
             last: state.last_sequence,
@@ -169,15 +188,13 @@ impl EventStream {
 
     /// Returns the position before the stream's first message.
     pub(super) fn beginning(&self) -> StreamCursor {
-        let info = self.stream.cached_info();
-        let created_us = info.created.unix_timestamp_nanos() / 1000;
         StreamCursor {
-            stream: info.config.name.clone(),
-            created_us: u64::try_from(created_us).unwrap_or_default(),
+            stream: self.info.config.name.clone(),
+            created_us: unix_us(self.info.created),
             sequence: self.span().first - 1,
             digest: None,
             intake: None,
-            has_all: covers_roll_call(&info.state, unix_time_us()),
+            has_all: self.shows_all,
         }
     }
 
@@ -195,33 +212,79 @@ impl EventStream {
             num_replicas: 1,
             ..pull::Config::default()
         };
-        let created = self.stream.create_consumer(config).await;
-        created.map_err(|source| StreamError::Consumer {
-            name: self.stream.cached_info().config.name.clone(),
-            source,
-        })
+        let name = self.info.config.name.clone();
+        let created = self.jetstream.create_consumer_on_stream(config, &name).await;
+        created.map_err(|source| StreamError::Consumer { name, source })
     }
 }
 
-/// Whether the messages in the stream show who publishes at `now_us`. They do if they cover at least the length of a
-/// roll call, and the last one is recent. In that time, every publisher sends a message. They do not if the stream is
+/// Asks for one message, and returns it if the stream has one. Any answer, even that there is no message, shows
+/// that the daemon may ask for messages and receives them.
+pub(super) async fn probe(consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
+    let failed = |reason: String| StreamError::Probe {
+        name: consumer.cached_info().stream_name.clone(),
+        reason,
+    };
+    let asking = async {
+        let mut found = consumer
+            .fetch()
+            .max_messages(1)
+            .messages()
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        let first = found.next().await.transpose();
+        first.map_err(|error| failed(error.to_string()))
+    };
+    match tokio::time::timeout(PROBE_PATIENCE, asking).await {
+        Ok(answered) => answered,
+        Err(_) => Err(failed(format!("no answer within {PROBE_PATIENCE:?}"))),
+    }
+}
+
+/// Checks that a stream with this configuration keeps all messages on `subject`, and no others.
+pub(super) fn check_config(config: &stream::Config, subject: &str) -> Result<(), StreamError> {
+    let name = || config.name.clone();
+    if config.subjects.as_slice() != [subject] {
+        return Err(StreamError::Subjects {
+            name: name(),
+            subjects: config.subjects.clone(),
+            expected: subject.to_owned(),
+        });
+    }
+    if config.retention != RetentionPolicy::Limits {
+        return Err(StreamError::Retention { name: name() });
+    }
+    let setting = match config {
+        // At a limit, the server refuses the newest messages, and nobody hears of that.
+        config if config.discard == DiscardPolicy::New => "discard = new",
+        config if config.sealed => "sealed = true",
+        config if config.subject_transform.is_some() => "subject_transform",
+        _ => return Ok(()),
+    };
+    Err(StreamError::Setting {
+        name: name(),
+        setting,
+    })
+}
+
+/// Whether the messages in the stream show who publishes now, by the server's clock. They do if they cover at least the
+/// length of a roll call, and the last one is recent. In that time, every publisher sends a message. They do not if the stream is
 /// new, was purged, or has just become available again.
-fn covers_roll_call(state: &stream::State, now_us: u64) -> bool {
-    let [first_us, last_us] = [state.first_timestamp, state.last_timestamp].map(published_us);
-    let reach = |from_us: u64, to_us: u64| Duration::from_micros(to_us.saturating_sub(from_us));
+fn covers_roll_call(state: &stream::State, clock: &ServerClock) -> bool {
+    let [first_us, last_us] = [state.first_timestamp, state.last_timestamp].map(unix_us);
     state.messages > 0
-        && reach(first_us, last_us) >= roll_call::LENGTH
-        && reach(last_us, now_us) < roll_call::LENGTH
+        && Duration::from_micros(last_us.saturating_sub(first_us)) >= roll_call::LENGTH
+        && age_of(state.last_timestamp, clock) < roll_call::LENGTH
 }
 
-/// Returns the age of a message that the server stored at `published`, by this machine's clock. 0 if the server's
-/// clock is ahead.
-pub(super) fn age_of(published: DateTime) -> Duration {
-    Duration::from_micros(unix_time_us().saturating_sub(published_us(published)))
-}
-
-fn published_us(published: DateTime) -> u64 {
-    u64::try_from(published.unix_timestamp_nanos() / 1000).unwrap_or_default()
+/// Returns the age of a message that the server stored at `published`, by the server's clock. By this machine's clock
+/// if the server tells no time.
+///
+/// A time in the future says nothing, because a clock was set back. The age is then the longest possible.
+pub(super) fn age_of(published: DateTime, clock: &ServerClock) -> Duration {
+    let published_us = unix_us(published);
+    let by_own_clock = || unix_time_us().checked_sub(published_us).unwrap_or(u64::MAX);
+    Duration::from_micros(clock.age_us(published_us).unwrap_or_else(by_own_clock))
 }
 
 fn is_missing(error: &GetStreamError) -> bool {
@@ -256,6 +319,12 @@ fn stream_config(config: &StreamConfig, subject: &str) -> stream::Config {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use kvatlas_config::Config;
+
+    use crate::lanes::now_us;
+
     use super::*;
 
     /// Time of the tests in seconds: 2026-01-01T00:00:00Z.
@@ -270,18 +339,63 @@ mod tests {
         serde_json::from_value(state).unwrap()
     }
 
+    /// Returns the clock of a server that has told this time.
+    fn clock_at(now_ms: u64) -> ServerClock {
+        let clock = ServerClock::default();
+        clock.note(EPOCH_S * 1_000_000 + now_ms * 1000, now_us());
+        clock
+    }
+
     #[test]
     fn only_a_stream_that_covers_the_last_second_and_a_half_shows_who_publishes() {
-        let covers =
-            |state: &stream::State, now_ms: u64| covers_roll_call(state, EPOCH_S * 1_000_000 + now_ms * 1000);
-        assert!(covers(&state(9, "10.000", "11.500"), 12_000));
-        // A server's clock may be ahead.
-        assert!(covers(&state(9, "10.000", "11.500"), 9_000));
+        let covers = |state: &stream::State, now_ms: u64| covers_roll_call(state, &clock_at(now_ms));
+        assert!(covers(&state(9, "10.000", "11.500"), 11_600));
+        // The server's clock was set back, so the time of the last message says nothing.
+        assert!(!covers(&state(9, "10.000", "11.500"), 9_000));
         // The stream has just begun, or has just been purged.
-        assert!(!covers(&state(9, "10.100", "11.500"), 12_000));
-        assert!(!covers(&state(1, "10.000", "10.000"), 11_000));
-        assert!(!covers(&state(0, "01.000", "11.500"), 12_000));
+        assert!(!covers(&state(9, "10.100", "11.500"), 11_600));
+        assert!(!covers(&state(1, "10.000", "10.000"), 10_100));
+        assert!(!covers(&state(0, "01.000", "11.500"), 11_600));
         // Nobody has published for too long: the server may have been away.
         assert!(!covers(&state(9, "10.000", "11.500"), 13_000));
+    }
+
+    #[test]
+    fn a_stream_that_does_not_keep_all_events_is_not_read() {
+        let config = Config::load(BTreeMap::new(), std::iter::empty(), None).unwrap();
+        let right = stream_config(&config.events.stream, "e.>");
+        assert!(check_config(&right, "e.>").is_ok());
+        let is_refused = |config: &stream::Config, words: &str| {
+            let error = check_config(config, "e.>").unwrap_err();
+            assert!(error.is_of_stream());
+            assert!(error.to_string().contains(words), "{error}");
+        };
+        let changed = |change: fn(&mut stream::Config)| {
+            let mut config = right.clone();
+            change(&mut config);
+            config
+        };
+        is_refused(
+            &changed(|config| config.subjects = vec!["other.>".to_owned()]),
+            "other.>",
+        );
+        is_refused(
+            &changed(|config| config.retention = RetentionPolicy::Interest),
+            "retention",
+        );
+        is_refused(
+            &changed(|config| config.discard = DiscardPolicy::New),
+            "discard = new",
+        );
+        is_refused(&changed(|config| config.sealed = true), "sealed");
+    }
+
+    #[test]
+    fn messages_are_as_old_as_the_servers_clock_says() {
+        let published = state(1, "10.000", "10.000").last_timestamp;
+        let age = age_of(published, &clock_at(18_000));
+        assert!((Duration::from_secs(8)..Duration::from_secs(60)).contains(&age));
+        // The server's clock was set back since, so the message may be of any age.
+        assert!(age_of(published, &clock_at(9_000)) > Duration::from_secs(1 << 40));
     }
 }

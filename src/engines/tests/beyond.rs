@@ -189,10 +189,12 @@ fn a_name_says_whose_cache_a_block_is_of() {
         &json!({"extra_keys": [["tenant"], null]}),
     );
     let mut engine = Followed::new(Format::Vllm);
-    assert_eq!(engine.hear(&[salted, stored(&[1, 2], None, 0, "CPU")]), NONE);
+    // Two blocks in one event are a chunk.
+    let chunk = [(HOST, Reason::LoadMinimum)];
+    assert_eq!(engine.hear(&[salted, stored(&[1, 2], None, 0, "CPU")]), chunk);
     assert_eq!(engine.blocks(HOST), set(&chain(2, Some("tenant"))));
     // Only the first of these names is known.
-    assert_eq!(engine.hear(&[stored(&[2, 3], Some(1), 4, "CPU")]), NONE);
+    assert_eq!(engine.hear(&[stored(&[2, 3], Some(1), 4, "CPU")]), chunk);
     assert_eq!(engine.blocks(HOST), set(&chain(3, Some("tenant"))));
     // The name of this first block is unknown, so it may have a salt or none.
     let unknown = stored(&[9], None, 100, "CPU");

@@ -447,5 +447,4 @@ fn a_taken_port_is_an_error_at_start() {
     let address = taken.local_addr().expect("bound");
     let error = AdminServer::start(address, Arc::new(Source::default())).expect_err("taken");
     assert!(matches!(error, AdminError::Bind { listen, .. } if listen == address));
-    assert!(error.to_string().contains(&address.to_string()), "{error}");
 }

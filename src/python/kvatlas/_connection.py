@@ -1,7 +1,8 @@
 """What NATS' client does not tell of a connection: what the server has taken, and what it refuses.
 
 The client hands refusals to the connection's error callback, and nowhere else: a message that is refused has been published without
-an error, and a request waits for an answer that cannot come.
+an error, and a request waits for an answer that cannot come. A subscription that the server has removed stays missing when the right to
+it is back.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
+from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
 from .errors import NotPermittedError, NotSentError
 
@@ -28,16 +30,26 @@ _PING_PATIENCE: Final = 3600.0
 """Seconds that a ping waits, which are never over: a pong that comes later than that ends the client's reading."""
 _UNTOLD_MAX: Final = 64
 """Subjects of which it is kept, at most, that a message was refused."""
+_AGAIN: Final = 1.0
+"""Pause before a subscription that the server has refused, or removed, is made again."""
+_TAKEN_PATIENCE: Final = 2.0
+"""Seconds in which the server must have said whether it refuses that again."""
+_LIMIT_PAUSE: Final = 2.0
+"""Least pause between two links that are made to learn the limit on a message."""
 _REFUSAL: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A message or a subscription that the server refused. The client has the server's words in lower case only."""
+    """A message or a subscription that the server refused. The client has the server's words in lower case only.
+
+    :param is_news: whether it is another than the refusal of a subscription that is made again and again.
+    """
 
     is_message: bool
     subject: str
     words: str
+    is_news: bool = True
 
     @classmethod
     def parse(cls, words: str) -> Refusal | None:
@@ -59,22 +71,61 @@ class Refusals:
         self._nats = connection
         self._hearers: set[Callable[[Refusal], None]] = set()
         self._untold: dict[str, Refusal] = {}
-        # The answers to all requests of the client come by one subscription. It is made once for each link.
+        # The answers to all requests of the client come by one subscription.
         self._answers: tuple[int, Refusal] | None = None
+        # The ids of subscriptions that the server does not have, and of those of which that was told.
+        self._missing: set[int] = set()
+        self._told: set[int] = set()
+        self._mending: asyncio.Task[None] | None = None
 
-    def note(self, error: Exception) -> None:
-        """Notes an error of the connection, if it is a refusal."""
+    def note(self, error: Exception) -> bool:
+        """Notes an error of the connection, if it is a refusal. Says whether it is news."""
         refusal = Refusal.parse(str(error))
         if refusal is None:
-            return
+            return True
         if refusal.is_message:
             self._untold[refusal.subject] = refusal
             if len(self._untold) > _UNTOLD_MAX:
                 del self._untold[next(iter(self._untold))]
-        elif self.is_of_inbox(refusal, is_shared=True):
-            self._answers = (_link(self._nats), refusal)
+        else:
+            refusal = replace(refusal, is_news=self._miss(refusal))
+            if self.is_of_inbox(refusal, is_shared=True):
+                self._answers = (_link(self._nats), refusal)
         for hear in tuple(self._hearers):
             hear(refusal)
+        return refusal.is_news
+
+    def _miss(self, refusal: Refusal) -> bool:
+        """Has a subscription made again until the server takes it. Says whether its refusal is news."""
+        found = {number for number, kept in self._nats._subs.items() if refusal.is_of_subscription(kept.subject)}
+        is_news = not found or not found <= self._told
+        self._missing |= found
+        self._told |= found
+        if found and (self._mending is None or self._mending.done()):
+            self._mending = asyncio.create_task(self._mend(), name="kvatlas subscriptions")
+        return is_news
+
+    async def _mend(self) -> None:
+        """Makes subscriptions again, which the client does on a new link only."""
+        while self._missing and not self._nats.is_closed:
+            await asyncio.sleep(_AGAIN)
+            if not self._nats.is_connected or self._nats.is_draining:
+                continue
+            made, self._missing = self._missing & self._nats._subs.keys(), set()
+            # A request from now on hears of a refusal that comes behind it.
+            self._answers = None
+            try:
+                for kept in [self._nats._subs[number] for number in made]:
+                    await self._nats._send_subscribe(kept)
+                await confirm(self._nats, _TAKEN_PATIENCE)
+            except (nats.errors.Error, OSError, NotSentError):
+                self._missing |= made
+            self._told &= self._missing
+
+    def end(self) -> None:
+        """Makes no subscription again any more."""
+        if self._mending is not None:
+            self._mending.cancel()
 
     def hear(self, hearer: Callable[[Refusal], None]) -> None:
         """Has refusals told from now on."""
@@ -103,11 +154,65 @@ class Refusals:
 
 
 class Connection(Client):
-    """A connection that keeps what the server refuses."""
+    """A connection that keeps what the server refuses, and makes subscriptions again which it has removed.
+
+    It stays until it is closed. The client's own closes for good at each error of the server but two.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.refusals = Refusals(self)
+        # The largest limit on a message that any link has had, and when one was made for want of that.
+        self._payload_most = 0
+        self._limit_looked_at = -_LIMIT_PAUSE
+
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        try:
+            await super().publish(subject, payload, reply, headers)
+        except nats.errors.MaxPayloadError as error:
+            if len(payload) <= self._payload_most:
+                await self._look_at_limit(error)
+            raise
+
+    async def _look_at_limit(self, error: Exception) -> None:
+        """Makes a new link: a limit that has become lower may be as it was again, and the server tells it to new links only."""
+        now = time.monotonic()
+        if now - self._limit_looked_at >= _LIMIT_PAUSE and not self.is_draining:
+            self._limit_looked_at = now
+            await self._process_op_err(error)
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        self._payload_most = max(self._payload_most, self.max_payload)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if STALE_CONNECTION in err_msg or PERMISSIONS_ERR in err_msg:
+            await super()._process_err(err_msg)
+            return
+        # The server closes the link where that is needed, and another one is made.
+        words = err_msg.strip("'")
+        self._err = nats.errors.Error(f"nats: {words}")
+        await self._error_cb(self._err)
+
+    async def _attempt_reconnect(self) -> None:
+        while True:
+            try:
+                await super()._attempt_reconnect()
+                return
+            except Exception as error:  # Of a callable that gives a password, for one: the client would try no more.
+                self._err = error
+                await self._error_cb(error)
+            if self.is_closed:
+                return
+            self._status = Client.RECONNECTING
+            await asyncio.sleep(_AGAIN)
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        if status == Client.CLOSED:
+            self.refusals.end()
+        await super()._close(status, do_cbs)
 
 
 def refusals_of(connection: Client) -> Refusals:

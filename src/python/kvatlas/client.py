@@ -28,7 +28,7 @@ from .errors import (
     UnknownNamespaceError,
 )
 from .events import Cursor
-from .gather import gather, merge_replies, merge_results, merge_statuses, refusal_of
+from .gather import Gatherer, merge_replies, merge_results, merge_statuses, refusal_of
 from .models import DEFAULT_TENANT, namespace_of
 from .subjects import PREFIX, Subjects
 from .wire import (
@@ -91,7 +91,7 @@ class Connecting:
 
 
 def connect(url: str = "nats://127.0.0.1:4222", *, patience: float = 5.0, **options: Any) -> Connecting:
-    """A connection to NATS that reconnects for ever; ``options`` are those of ``nats.connect``.
+    """A connection to NATS that reconnects for ever, also while the server refuses it; ``options`` are those of ``nats.connect``.
 
     :param url: several servers are joined by commas.
     :param patience: seconds in which the first connection must be made.
@@ -113,8 +113,8 @@ async def make_connection(url: str, *, patience: float = 5.0, **options: Any) ->
     given = options.get("error_cb", note)
 
     async def hear(error: Exception) -> None:
-        connection.refusals.note(error)
-        await given(error)
+        if connection.refusals.note(error):
+            await given(error)
 
     settings: dict[str, Any] = {
         "max_reconnect_attempts": -1,
@@ -162,6 +162,7 @@ class QueryClient:
         self._nats = connection
         self._subjects = Subjects(prefix)
         self._gathering = gathering
+        self._gatherer = Gatherer(connection)
         self.patience = patience
 
     async def query(
@@ -314,7 +315,7 @@ class QueryClient:
         self, subject: str, payload: bytes, decode: Callable[[bytes], _T], patience: float
     ) -> tuple[list[_T], Gathered]:
         with self._errors(subject, payload, patience):
-            gathering = gather(self._nats, subject, payload, patience, decode)
+            gathering = self._gatherer.gather(subject, payload, patience, decode)
             patience += _GATHERING_LEEWAY
             return await unless_refused(self._nats, subject, gathering, patience, is_shared=False)
 

@@ -60,58 +60,119 @@ def _shard_of(message: Msg) -> tuple[int, int] | None:
     return (index, count) if index < count <= SHARDS_MAX else None
 
 
+class _Division:
+    """Replies of the shards of one division, by the shard's index, and how many of them are of which use."""
+
+    def __init__(self) -> None:
+        self.replies: dict[int, Msg] = {}
+        self.answers = 0
+        self.useful = 0
+        """Replies that are no refusals: answers, and those of shards that do not know the namespace."""
+
+    def add(self, index: int, reply: Msg) -> None:
+        refused = refusal_of(reply)
+        is_useful = refused is None or refused.code not in _BUSY
+        self.replies[index] = reply
+        self.useful += is_useful
+        self.answers += is_useful and not isinstance(refused, UnknownNamespaceError)
+
+
 class Collection:
     """Replies as they come in, by the division of the workers that they belong to.
 
     Whoever sees the request can reply for any number of shards, so what is kept is bounded.
+
+    :param expected: the division that gave the last whole answer, by its number of shards; it counts as heard of.
     """
 
-    def __init__(self, bytes_max: int = REPLY_BYTES_MAX) -> None:
-        self._divisions: dict[int, dict[int, Msg]] = {}
+    def __init__(self, bytes_max: int = REPLY_BYTES_MAX, expected: int | None = None) -> None:
+        self._divisions: dict[int, _Division] = {}
+        self._expected = expected
         self._replies_left = REPLIES_MAX
         self._bytes_left = bytes_max
 
     def add(self, shard: tuple[int, int], reply: Msg) -> bool:
-        """Adds a reply; says whether that was the last one: its division is complete, or there is no room for it.
+        """Adds a reply; says whether that was the last one.
 
-        Of two replies of one shard the first is kept.
+        It is if its division is whole, if all shards of all divisions that were heard of have replied, or if there is no room
+        for it. Of two replies of one shard the first is kept.
         """
         index, count = shard
-        replies = self._divisions.get(count, {})
-        if index not in replies:
+        division = self._divisions.get(count, _Division())
+        if index not in division.replies:
             if self._replies_left == 0 or self._bytes_left < len(reply.data):
                 return True
             self._replies_left -= 1
             self._bytes_left -= len(reply.data)
-            self._divisions.setdefault(count, replies)[index] = reply
-        return len(replies) == count
+            self._divisions.setdefault(count, division).add(index, reply)
+        heard_of = {*self._divisions, self._expected} - {None}
+        return self._is_whole(count) or all(map(self._has_replied, heard_of))
+
+    def _has_replied(self, count: int | None) -> bool:
+        """Whether all shards of a division have replied."""
+        division = self._divisions.get(count or 0)
+        return division is not None and len(division.replies) == count
+
+    def _is_whole(self, count: int) -> bool:
+        """Whether no shard of a division is missing or refuses, and one has an answer.
+
+        The division that gave the last whole answer is believed that nobody knows the namespace.
+        """
+        division = self._divisions.get(count, _Division())
+        return division.useful == count and (division.answers > 0 or self._expected == count)
+
+    def expected_next(self) -> int | None:
+        """The division that the next request is to expect: one that is whole, or the expected one if all its shards are there."""
+        whole = next(filter(self._is_whole, self._divisions), None)
+        return whole or (self._expected if self._has_replied(self._expected) else None)
 
     def best(self) -> tuple[int, dict[int, Msg]] | None:
-        """The division of which the largest part has answered; of equals that with more shards."""
-        return max(
-            self._divisions.items(),
-            key=lambda division: (len(division[1]) / division[0], division[0]),
-            default=None,
-        )
+        """The division with an answer of which the largest part does not refuse; of equals that of which the largest part has
+        replied, and then that with more shards."""
+
+        def worth(count: int) -> tuple[bool, float, float, int]:
+            division = self._divisions[count]
+            return division.answers > 0, division.useful / count, len(division.replies) / count, count
+
+        best = max(self._divisions, key=worth, default=None)
+        return None if best is None else (best, self._divisions[best].replies)
 
 
-async def gather(
-    connection: Client,
-    subject: str,
-    payload: bytes,
-    patience: float,
-    decode: Callable[[bytes], _T],
-) -> tuple[list[_T], Gathered]:
-    """What the shards answer, and which did.
+class Gatherer:
+    """Asks all shards; knows which division of the workers gave the last whole answer."""
+
+    def __init__(self, connection: Client) -> None:
+        self._connection = connection
+        self._answered_last: int | None = None
+
+    async def gather(
+        self, subject: str, payload: bytes, patience: float, decode: Callable[[bytes], _T]
+    ) -> tuple[list[_T], Gathered]:
+        """What the shards answer, and which did.
+
+        :raises NoDaemonError: if no shard listens.
+        :raises TimedOutError: if none answered in time.
+        :raises RefusedError: if the shards refused, or those that did not answer may know better.
+        """
+        collection = Collection(expected=self._answered_last)
+        await _collect(self._connection, subject, payload, patience, collection)
+        self._answered_last = collection.expected_next()
+        best = collection.best()
+        if best is None:
+            raise TimedOutError(subject, patience)
+        return _sort_out(*best, decode)
+
+
+async def _collect(
+    connection: Client, subject: str, payload: bytes, patience: float, collection: Collection
+) -> None:
+    """Asks, and collects replies until the last one, or until the patience ends.
 
     :raises NoDaemonError: if no shard listens.
-    :raises TimedOutError: if none answered in time.
-    :raises RefusedError: if the shards refused, or those that did not answer may know better.
     """
     deadline = time.monotonic() + patience
     inbox = connection.new_inbox()
     replies = await connection.subscribe(inbox, pending_msgs_limit=REPLIES_MAX)
-    collection = Collection()
     try:
         await connection.publish(subject, payload, reply=inbox)
         while (left := deadline - time.monotonic()) > 0:
@@ -126,10 +187,6 @@ async def gather(
                 break
     finally:
         await replies.unsubscribe()
-    best = collection.best()
-    if best is None:
-        raise TimedOutError(subject, patience)
-    return _sort_out(*best, decode)
 
 
 def _sort_out(

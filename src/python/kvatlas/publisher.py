@@ -241,7 +241,8 @@ class Publisher:
     async def publish(self, events: Events = (), *, tier: int = Tier.DEVICE) -> None:
         """Publishes events, in order; without any, a heartbeat. Waits while the queue is full.
 
-        :raises PublisherError: :class:`BatchTooLargeError`, :class:`TooManyEventsError` or :class:`StoppedError`.
+        :raises PublisherError: :class:`BatchTooLargeError`, :class:`TooManyEventsError` or :class:`StoppedError`;
+            :class:`NotSentError` once the connection is closed.
         """
         call = self._checked(events, tier)
         if self._queue.full():
@@ -377,6 +378,8 @@ class Publisher:
     def _checked(self, events: Events, tier: int) -> _Publish:
         if self._stopped:
             raise StoppedError
+        if self._nats.is_closed:
+            raise NotSentError("NATS: the connection is closed; connect anew, and start another publisher")
         listed = [events] if isinstance(events, _EVENT_TYPES) else list(events)
         if not all(isinstance(event, _EVENT_TYPES) for event in listed):
             raise InvalidValueError("what is published must be events")
@@ -454,7 +457,7 @@ class Publisher:
     def _hear(self, refusal: Refusal) -> None:
         if refusal.is_of_message(self._subject):
             self.counters.batches_refused += 1
-        elif not refusal.is_of_subscription(self._asked):
+        elif not refusal.is_news or not refusal.is_of_subscription(self._asked):
             return
         self._refusal = refusal
 

@@ -98,9 +98,7 @@ class Broker(_Process):
     def start(self) -> None:
         """Starts it, where it was before if it was."""
         self._directory.mkdir(exist_ok=True)
-        configuration = self._directory / "nats.conf"
-        lines = [f"{key} = {value}" for key, value in {"debug": "false", **self._configuration}.items()]
-        configuration.write_text("\n".join(lines) + "\n")
+        configuration = self._configure()
         for stale in self._directory.glob("*.ports"):
             stale.unlink()
         self._spawn(
@@ -119,6 +117,24 @@ class Broker(_Process):
             ]
         )
         wait_until("the broker tells its port", self._read_port)
+
+    def _configure(self) -> Path:
+        configuration = self._directory / "nats.conf"
+        lines = [f"{key} = {value}" for key, value in {"debug": "false", **self._configuration}.items()]
+        configuration.write_text("\n".join(lines) + "\n")
+        return configuration
+
+    def reload(self, **configuration: object) -> None:
+        """Has it take another configuration; its links stay, as far as that allows them."""
+        assert self._child is not None
+        self._configuration = configuration
+        self._configure()
+        before = self._reloads()
+        self._child.send_signal(signal.SIGHUP)
+        wait_until("the broker has taken its configuration", lambda: self._reloads() > before)
+
+    def _reloads(self) -> int:
+        return (self._directory / "log").read_text().count("Reloaded server configuration")
 
     def _read_port(self) -> bool:
         for ports in self._directory.glob("*.ports"):

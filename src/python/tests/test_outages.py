@@ -61,6 +61,18 @@ async def test_nothing_is_flushed_while_the_broker_is_away(broker: Broker) -> No
         assert here.nats.is_connected and here.nats.pending_data_size == 0
 
 
+async def test_nothing_is_taken_for_a_closed_connection(broker: Broker) -> None:
+    connection = await kvatlas.connect(broker.url)
+    publisher = await Publisher.start(connection, NAMESPACE, "gpu-0", options=options())
+    await disconnect(connection)
+    with pytest.raises(kvatlas.NotSentError, match="connect anew"):
+        await publisher.publish(Stored([1]))
+    with pytest.raises(kvatlas.NotSentError, match="connect anew"):
+        publisher.try_publish(Stored([1]))
+    with pytest.raises(kvatlas.NotSentError):
+        await publisher.say_goodbye()
+
+
 async def test_a_goodbye_that_nobody_heard_is_none(broker: Broker) -> None:
     async with world(broker.url, has_daemon=False) as here:
         publisher = await here.publisher()

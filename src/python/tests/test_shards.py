@@ -167,6 +167,41 @@ def test_replies_for_shards_without_end_are_not_collected() -> None:
     assert kept == REPLIES_MAX
 
 
+def _reply(code: str | None) -> Msg:
+    return Msg(None, headers=None if code is None else {ERROR_CODE_HEADER: code})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", ["503", "404"])
+def test_new_shards_that_refuse_do_not_speak_for_old_ones_that_answer(code: str) -> None:
+    refused, answer = _reply(code), _reply(None)
+    heard, expected = Collection(), Collection(expected=2)
+    assert not heard.add((0, 2), answer)
+    for collection in (heard, expected):
+        for index in range(3):
+            assert not collection.add((index, 3), refused)
+    assert expected.expected_next() is None, "the old shards have gone"
+    assert not expected.add((0, 2), answer)
+    for collection in (heard, expected):
+        assert collection.add((1, 2), answer)
+        assert collection.best() == (2, {0: answer, 1: answer})
+        assert collection.expected_next() == 2
+
+
+@pytest.mark.parametrize("codes", [("503", "503"), ("404", "404"), (None, "503"), (None, "404"), ("404", "503")])
+def test_a_division_alone_ends_the_wait_whatever_its_shards_reply(codes: tuple[str | None, str]) -> None:
+    collection = Collection()
+    assert not collection.add((0, 2), _reply(codes[0]))
+    assert collection.add((1, 2), _reply(codes[1]))
+    assert collection.expected_next() == (2 if codes == (None, "404") else None)
+
+
+def test_shards_that_have_answered_before_are_believed_that_nobody_knows_the_namespace() -> None:
+    collection = Collection(expected=2)
+    assert not collection.add((0, 3), _reply("503"))
+    assert not collection.add((0, 2), _reply("404"))
+    assert collection.add((1, 2), _reply("404"))
+
+
 @pytest.mark.parametrize("code", ["503", "429"])
 async def test_a_shard_that_is_busy_is_missing(broker: Broker, code: str) -> None:
     async with world(broker.url, has_daemon=False) as here:

@@ -285,6 +285,15 @@ async fn records_of_services_have_names_and_ports() {
             .insert("_http._tcp.vllm.llm.svc".to_owned(), records.collect());
     };
     set(&[("vllm-0", &first), ("vllm-1", &second)]);
+    // A pod that has no address yet is no engine. The other pods are.
+    let starting = (8000, "vllm-2.vllm.llm.svc".to_owned());
+    names
+        .zone
+        .lock()
+        .services
+        .entry("_http._tcp.vllm.llm.svc".to_owned())
+        .or_default()
+        .push(starting);
     discover(
         &site.bridge,
         &format!("dns:_http._tcp.vllm.llm.svc.@{}", names.address),

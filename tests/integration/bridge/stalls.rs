@@ -291,7 +291,7 @@ async fn a_servers_answer_from_before_a_stall_is_no_news() {
     question
         .send(json!([trt_created(0), trt_stored(1, 1, 0, 1)]))
         .unwrap();
-    scene.tells(&["stored"]).await;
+    scene.tells(&["in doubt", "stored", "exact"]).await;
     let question = questions.recv().await.unwrap();
     scene.stand_still();
     question.send(json!([trt_stored(2, 1, 1, 1)])).unwrap();
@@ -321,7 +321,7 @@ async fn an_event_plane_is_read_to_its_end_after_a_stall() {
             publish(0).await;
             tokio::task::yield_now().await;
         }
-        scene.tells(&["stored"]).await;
+        scene.tells(&["in doubt", "stored", "exact"]).await;
         scene.stand_still();
         publish(1).await;
         scene.tells(&["in doubt", "stored"]).await;

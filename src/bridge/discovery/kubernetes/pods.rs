@@ -16,7 +16,7 @@ use super::super::super::spec::EngineDefaults;
 use super::super::found::{ServerPort, server_at};
 use super::super::reports::{EngineLookup, Reports};
 use super::super::spec::PodsPlace;
-use super::ports::{declared, is_active, is_grpc, pod_of_ranked, ranked};
+use super::ports::{declared, is_active, pod_of_ranked, port_of, ranked};
 use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered, watch};
 
 /// Maximum size of a pod's labels that are kept, in bytes.
@@ -129,13 +129,14 @@ fn ports_of(pod: &Pod, place: &PodsPlace) -> Vec<(usize, ServerPort)> {
     let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice());
     let containers = containers.unwrap_or_default();
     if place.ports.is_empty() {
-        return vec![(0, declared(containers))];
+        return vec![(0, port_of(declared(containers), None))];
     }
     let given = place.ports.iter().copied().enumerate();
     let active = given.filter(|(_, port)| is_active(pod.metadata.annotations.as_ref(), *port));
     let port = |(index, number)| {
-        let is_grpc = place.is_grpc || is_grpc(containers, number);
-        (index, ServerPort { number, is_grpc })
+        let mut port = port_of(declared(containers), Some(number));
+        port.is_grpc |= place.is_grpc;
+        (index, port)
     };
     active.map(port).collect()
 }

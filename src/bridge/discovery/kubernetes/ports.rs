@@ -10,9 +10,9 @@ use k8s_openapi::api::core::v1::Container;
 use super::super::found::{SERVER_PORT, ServerPort};
 
 /// Name of the container's port to ask if several are declared.
-pub(super) const HTTP_NAME: &str = "http";
+const HTTP_NAME: &str = "http";
 /// Name of the container's port to ask if no port is called `http`. The server at that port speaks gRPC.
-pub(super) const GRPC_NAME: &str = "grpc";
+const GRPC_NAME: &str = "grpc";
 /// Annotations by which a pod says which of its pool's target ports it serves. The first annotation that is present
 /// counts.
 const ACTIVE_PORTS: [&str; 2] = [
@@ -42,37 +42,40 @@ pub(super) fn is_active(annotations: Option<&BTreeMap<String, String>>, port: u1
     told.next().is_none_or(is_named)
 }
 
-/// Returns the declared port of a pod's server: the port called `http`, or else the one called `grpc`, or else the only one.
-/// If there is none of these, returns the usual port of an engine's server.
-pub(super) fn declared(containers: &[Container]) -> ServerPort {
-    let mut ports = containers
-        .iter()
-        .flat_map(|container| container.ports.iter().flatten());
-    let named = |name: &str| ports.clone().find(|port| port.name.as_deref() == Some(name));
-    let named = named(HTTP_NAME).or_else(|| named(GRPC_NAME));
-    let only = ports.next().filter(|_| ports.next().is_none());
-    let usual = ServerPort {
-        number: SERVER_PORT,
-        is_grpc: false,
-    };
-    let Some(port) = named.or(only) else {
-        return usual;
-    };
-    let number = u16::try_from(port.container_port)
-        .ok()
-        .filter(|number| *number > 0);
-    number.map_or(usual, |number| ServerPort {
-        number,
-        is_grpc: port.name.as_deref() == Some(GRPC_NAME),
-    })
+/// Name and number of a port.
+pub(super) type NamedPort<'a> = (Option<&'a str>, Option<u16>);
+
+/// Returns the number of a port; `None` if it is none.
+pub(super) fn number_of(port: i32) -> Option<u16> {
+    u16::try_from(port).ok().filter(|number| *number > 0)
 }
 
-/// Returns whether containers declare port `number` under the name `grpc`.
-pub(super) fn is_grpc(containers: &[Container], number: u16) -> bool {
-    let mut ports = containers
+/// Returns the ports that a pod's containers declare.
+pub(super) fn declared(containers: &[Container]) -> impl Iterator<Item = NamedPort<'_>> + Clone {
+    let ports = containers
         .iter()
         .flat_map(|container| container.ports.iter().flatten());
-    ports.any(|port| port.container_port == i32::from(number) && port.name.as_deref() == Some(GRPC_NAME))
+    ports.map(|port| (port.name.as_deref(), number_of(port.container_port)))
+}
+
+/// Returns the port at which to ask a server: the `given` port, or else the port called `http`, or else the one called
+/// `grpc`, or else the only one. If there is none of these, returns the usual port of an engine's server.
+pub(super) fn port_of<'a>(
+    mut ports: impl Iterator<Item = NamedPort<'a>> + Clone,
+    given: Option<u16>,
+) -> ServerPort {
+    if let Some(number) = given {
+        let is_grpc = ports.any(|port| port == (Some(GRPC_NAME), given));
+        return ServerPort { number, is_grpc };
+    }
+    let named = |wanted: &str| ports.clone().find(|(name, _)| *name == Some(wanted));
+    let named = named(HTTP_NAME).or_else(|| named(GRPC_NAME));
+    let only = ports.next().filter(|_| ports.next().is_none());
+    let (number, is_grpc) = match named.or(only) {
+        Some((name, Some(number))) => (number, name == Some(GRPC_NAME)),
+        _ => (SERVER_PORT, false),
+    };
+    ServerPort { number, is_grpc }
 }
 
 #[cfg(test)]
@@ -108,13 +111,14 @@ mod tests {
             (json!([{"containerPort": 0, "name": "grpc"}]), 8000, false),
         ] {
             assert_eq!(
-                declared(&containers(&ports)),
+                port_of(declared(&containers(&ports)), None),
                 ServerPort { number, is_grpc },
                 "{ports}"
             );
         }
         let two = containers(&json!([{"containerPort": 50051, "name": "grpc"}, {"containerPort": 8200}]));
-        assert!(is_grpc(&two, 50051) && !is_grpc(&two, 8200));
+        let is_grpc = |number| port_of(declared(&two), Some(number)).is_grpc;
+        assert!(is_grpc(50051) && !is_grpc(8200));
     }
 
     #[test]

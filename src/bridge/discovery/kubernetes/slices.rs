@@ -1,6 +1,6 @@
 //! Engines as the endpoints of a Service, read from its EndpointSlices.
 
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, Client};
@@ -10,10 +10,10 @@ use kvatlas_process::registry::{Discovered, NewServer};
 
 use super::super::super::http::authority;
 use super::super::super::spec::EngineDefaults;
-use super::super::found::{SERVER_PORT, ServerPort, server_at};
+use super::super::found::{ServerPort, server_at};
 use super::super::reports::{EngineLookup, Reports};
 use super::super::spec::ServicePlace;
-use super::ports::{GRPC_NAME, HTTP_NAME};
+use super::ports::{number_of, port_of};
 use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered, watch};
 
 /// Label that names the Service of a slice.
@@ -69,7 +69,9 @@ fn look(
 
 /// Returns the engines of a slice, one for each endpoint that is not terminating.
 fn servers_of(slice: &EndpointSlice, place: &ServicePlace, defaults: &EngineDefaults) -> Vec<NewServer> {
-    let port = port_of(slice.ports.as_deref().unwrap_or_default(), place.port);
+    let ports = slice.ports.iter().flatten();
+    let ports = ports.map(|port| (port.name.as_deref(), port.port.and_then(number_of)));
+    let port = port_of(ports, place.port);
     let endpoints = slice.endpoints.iter();
     endpoints
         .filter_map(|endpoint| server_of(endpoint, port, defaults))
@@ -92,29 +94,6 @@ fn server_of(endpoint: &Endpoint, port: ServerPort, defaults: &EngineDefaults) -
     };
     let name = name.unwrap_or_else(|| authority(host, port.number));
     Some(server_at(name, host, port, discovered, defaults))
-}
-
-/// Returns the `given` port, or else the port called `http`, or else the one called `grpc`, or else the only port. If there
-/// is none of these, returns the usual port of an engine's server.
-fn port_of(ports: &[EndpointPort], given: Option<u16>) -> ServerPort {
-    let number_of = |port: &EndpointPort| u16::try_from(port.port?).ok().filter(|port| *port > 0);
-    let is_grpc = |port: &EndpointPort| port.name.as_deref() == Some(GRPC_NAME);
-    if let Some(number) = given {
-        let mut named = ports.iter().filter(|port| is_grpc(port));
-        let is_grpc = named.any(|port| number_of(port) == given);
-        return ServerPort { number, is_grpc };
-    }
-    let http = ports.iter().find(|port| port.name.as_deref() == Some(HTTP_NAME));
-    let named = http.or_else(|| ports.iter().find(|port| is_grpc(port)));
-    let only = match ports {
-        [only] => Some(only),
-        _ => None,
-    };
-    let found = named.or(only);
-    ServerPort {
-        number: found.and_then(number_of).unwrap_or(SERVER_PORT),
-        is_grpc: found.is_some_and(is_grpc),
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tests of files that are refused, and of the messages about them.
+//! Tests of files that are refused, and of the errors about them.
 
 use super::*;
 
@@ -25,86 +25,58 @@ user = "only"
         ("KVATLAS_LOGGING_LEVEL", "kvatlas=loud"),
         ("KVATLAS_LOGGING_COLOR", "always"),
     ];
-    let messages = refuse(
+    let errors = refuse(
         &[("snapshots.keep", "-1"), ("nats.url", "localhost")],
         &variables,
         text,
     );
-    assert_one(
-        &messages,
-        &[
-            "line 2, key snapshot:",
-            "allowed here: nats, subjects",
-            "namespaces",
-        ],
+    assert_unknown(&errors, "snapshot", "nats, subjects", Some("snapshots"));
+    assert_unknown(&errors, "snapshot", "namespaces", Some("snapshots"));
+    assert_value(
+        &errors,
+        "events.lanes",
+        "a whole number from 0 to 256",
+        "\"four\"",
     );
-    assert_one(
-        &messages,
-        &[
-            "line 4, key events.lanes: must be a whole number from 0 to 256",
-            "\"four\"",
-        ],
+    assert_value(
+        &errors,
+        "events.lane_queue_bytes",
+        "from 64 KiB to 4 GiB",
+        "\"64 KB\"",
     );
-    assert_one(
-        &messages,
-        &[
-            "key events.lane_queue_bytes:",
-            "from 64 KiB to 4 GiB",
-            "\"64 KB\"",
-        ],
+    let meant = "max_message_bytes";
+    assert_unknown(&errors, "events.max_mesage_bytes", meant, Some(meant));
+    assert_value(&errors, "queries.max_batch", "from 1 to 65536", "0");
+    let (key, allowed) = ("namespaces.llama.blocksize", "block_size, hashing");
+    assert_unknown(&errors, key, allowed, Some("block_size"));
+    assert_value(
+        &errors,
+        "namespaces.llama.hashing",
+        "one of engine, recompute",
+        "\"none\"",
     );
-    assert_one(&messages, &["key events.max_mesage_bytes:", "max_message_bytes"]);
-    assert_one(&messages, &["key queries.max_batch:", "from 1 to 65536; it is 0"]);
-    assert_one(
-        &messages,
-        &["key namespaces.llama.blocksize:", "block_size, hashing"],
-    );
-    assert_one(
-        &messages,
-        &[
-            "key namespaces.llama.hashing:",
-            "one of engine, recompute",
-            "\"none\"",
-        ],
-    );
-    assert_one(&messages, &["key namespaces.no good: must be named with 1 to 64"]);
-    assert_one(
-        &messages,
-        &["key admin.listen:", "an IP address and a port", "it is true"],
-    );
-    assert_one(
-        &messages,
-        &["environment KVATLAS_LOGGING_LEVEL:", "must be a level"],
-    );
-    assert_one(
-        &messages,
-        &["environment KVATLAS_LOGGING_COLOR:", "KVATLAS_LOGGING_FORMAT"],
-    );
-    assert_one(
-        &messages,
-        &["flag --snapshots-keep:", "from 1 to 1000; it is \"-1\""],
-    );
-    assert_one(&messages, &["flag --nats-url:", "nats:// or tls://"]);
-    assert_one(
-        &messages,
-        &["key nats.user: nats.user needs nats.password beside it"],
-    );
-    assert_eq!(messages.len(), 14, "{messages:#?}");
-    assert!(
-        messages[0].contains("line 2,") && messages[1].contains("line 4,"),
-        "{messages:#?}"
-    );
+    assert_value(&errors, "namespaces.no good", "named with 1 to 64", "");
+    assert_value(&errors, "admin.listen", "an IP address and a port", "true");
+    assert_value(&errors, "KVATLAS_LOGGING_LEVEL", "a level", "kvatlas=loud");
+    let meant = "KVATLAS_LOGGING_FORMAT";
+    assert_unknown(&errors, "KVATLAS_LOGGING_COLOR", meant, Some(meant));
+    assert_value(&errors, "snapshots-keep", "from 1 to 1000", "\"-1\"");
+    assert_value(&errors, "nats-url", "nats:// or tls://", "localhost");
+    assert_combination(&errors, "nats.user", "nats.user needs nats.password beside it");
+    assert_eq!(errors.len(), 14, "{errors:#?}");
+    assert_eq!((errors[0].line(), errors[1].line()), (Some(2), Some(4)));
 }
 
 #[test]
 fn a_wrong_value_is_reported_even_when_covered() {
-    let messages = refuse(
+    let errors = refuse(
         &[("events.lanes", "2")],
         &[("KVATLAS_EVENTS_LANES", "x")],
         "events.lanes = 999",
     );
-    assert_one(&messages, &["line 1, key events.lanes:"]);
-    assert_one(&messages, &["environment KVATLAS_EVENTS_LANES:"]);
+    assert_value(&errors, "events.lanes", "", "999");
+    assert_value(&errors, "KVATLAS_EVENTS_LANES", "", "x");
+    assert_eq!(errors[0].line(), Some(1));
 }
 
 #[test]
@@ -118,11 +90,10 @@ fn a_broken_line_is_one_error() {
         ("[namespaces.llama]\nblock_size\n", 2),
         ("[nats\nuser = \"a\"\npassword = \"b\"\n", 1),
     ] {
-        let messages = refuse(&[], &[], text);
-        let expected = format!("line {line}: not valid TOML");
+        let errors = refuse(&[], &[], text);
         assert!(
-            messages.len() == 1 && messages[0].contains(&expected),
-            "{text:?}: {messages:#?}"
+            matches!(errors[..], [ConfigError::Syntax { line: at, .. }] if at == line),
+            "{text:?}: {errors:#?}"
         );
     }
 }
@@ -130,24 +101,25 @@ fn a_broken_line_is_one_error() {
 #[test]
 fn a_text_without_quotes_is_called_that() {
     for line in ["url = nats://a:4222", "url = a:4222 # ours", "user = me"] {
-        let messages = refuse(&[], &[], &format!("[nats]\n{line}\n"));
-        assert_one(
-            &messages,
-            &["line 2: not valid TOML: the value is a text, which needs quotes: u"],
-        );
+        let errors = refuse(&[], &[], &format!("[nats]\n{line}\n"));
+        let quoted = "the value is a text, which needs quotes: u";
+        let is_meant = |error: &ConfigError| matches!(error, ConfigError::Syntax { line: 2, reason, .. } if reason.starts_with(quoted));
+        assert_one(&errors, "", is_meant);
     }
 }
 
 #[test]
 fn a_broken_file_does_not_hide_other_errors() {
-    let messages = refuse(
+    let errors = refuse(
         &[("events.lanes", "x")],
         &[],
         "[nats]\nuser = \"a\nprefix = = 3\n[admin",
     );
-    assert!(messages.len() >= 3, "{messages:#?}");
-    assert_one(&messages, &["line 2: not valid TOML"]);
-    assert_one(&messages, &["flag --events-lanes:"]);
+    assert!(errors.len() >= 3, "{errors:#?}");
+    assert_one(&errors, "", |error| {
+        matches!(error, ConfigError::Syntax { line: 2, .. })
+    });
+    assert_value(&errors, "events-lanes", "", "x");
     let missing = Path::new("/nonexistent/kvatlas.toml");
     let flags = BTreeMap::from([("events.lanes".to_owned(), "x".to_owned())]);
     let errors = Config::load(flags, std::iter::empty(), Some(missing)).unwrap_err();
@@ -164,12 +136,10 @@ fn a_broken_file_does_not_hide_other_errors() {
 
 #[test]
 fn a_section_must_be_a_table() {
-    let messages = refuse(&[], &[], "nats = 3\nnamespaces = []\n");
-    assert_one(
-        &messages,
-        &["line 1, key nats: must be a table of settings; it is of type integer"],
-    );
-    assert_one(&messages, &["line 2, key namespaces:", "array"]);
-    let messages = refuse(&[], &[], "[namespaces]\nllama = 3\n");
-    assert_one(&messages, &["key namespaces.llama: must be a table"]);
+    let errors = refuse(&[], &[], "nats = 3\nnamespaces = []\n");
+    assert_value(&errors, "nats", "a table of settings", "of type integer");
+    assert_value(&errors, "namespaces", "", "array");
+    assert_eq!((errors[0].line(), errors[1].line()), (Some(1), Some(2)));
+    let errors = refuse(&[], &[], "[namespaces]\nllama = 3\n");
+    assert_value(&errors, "namespaces.llama", "a table", "");
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Barrier};
 
 use crate::hash::{BlockSize, SequenceHash};
+use crate::stream::RefusedAt;
 use crate::wire::{Event, HolderId, NamespaceName, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Capacity, IndexLimits, Namespace, NamespaceRefused, NamespaceSettings, Namespaces};
@@ -166,6 +167,39 @@ fn who_was_refused_is_remembered_until_there_is_room() {
     assert_eq!(namespaces.forget_empty(11, 10).len(), 2);
     assert_eq!(namespaces.refusal(&wanted), None);
     namespaces.get_or_create(&wanted, None).unwrap();
+}
+
+#[test]
+fn a_namespace_with_a_refused_publisher_stays_and_its_successor_knows_it() {
+    let namespaces = namespaces();
+    let worker = WorkerName::new("w").unwrap();
+    let at = RefusedAt {
+        listened_us: 7,
+        unix_us: 7,
+    };
+    let refused = |told| {
+        let namespace = namespaces.get_or_create(&name("a"), told).unwrap();
+        (size(&namespace), namespace.indexer.refused().count(None))
+    };
+    let namespace = namespaces.get_or_create(&name("a"), tokens(64)).unwrap();
+    namespace
+        .indexer
+        .refused()
+        .note_unread(&worker, false, "undecodable", at);
+    drop(namespace);
+    for now_us in [0, 11, 22] {
+        assert!(namespaces.forget_empty(now_us, 10).is_empty());
+    }
+    assert_eq!((refused(tokens(64)), refused(tokens(32))), ((64, 1), (32, 1)));
+    namespaces
+        .get(&name("a"))
+        .unwrap()
+        .indexer
+        .refused()
+        .expire(8, 0, Some(0));
+    for (now_us, gone) in [(33, 0), (44, 1)] {
+        assert_eq!(namespaces.forget_empty(now_us, 10).len(), gone);
+    }
 }
 
 fn tokens(count: u32) -> Option<BlockSize> {

@@ -44,13 +44,6 @@ impl ForestChunk {
         self.hashes.len()
     }
 
-    /// Approximate number of bytes that the chunk takes in memory.
-    pub fn bytes(&self) -> usize {
-        self.runs.len() * size_of::<ForestRun>()
-            + self.hashes.len() * 8
-            + self.parts.len() * size_of::<RunPart>()
-    }
-
     /// Returns the runs of each holder, with the holder's number in the file. Parents come before children.
     pub fn holders(&self) -> impl Iterator<Item = (u32, impl Iterator<Item = RestoredRun<'_>>)> {
         let by_holder = self.parts.chunk_by(|one, other| one.holder == other.holder);

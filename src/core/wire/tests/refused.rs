@@ -320,9 +320,13 @@ fn events_need_a_known_type_and_blocks() {
 fn a_text_has_bytes_and_a_list_has_elements() {
     let text = "x".repeat(3000);
     let event = json!({"type": "stored", "sequence_hashes": [1], "tokens": [1], "lora_name": text});
-    assert_eq!(
-        decode_event(event).unwrap_err().to_string(),
-        "lora_name has 3000 bytes; at most 1024 are allowed"
+    assert_refused!(
+        decode_event(event),
+        DecodeError::TextTooLong {
+            field: "lora_name",
+            bytes: 3000,
+            max: 1024
+        }
     );
 }
 

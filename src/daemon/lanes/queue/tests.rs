@@ -26,6 +26,10 @@ impl LineJob for Work {
         }
     }
 
+    fn is_droppable(&self) -> bool {
+        matches!(self, Self::Message(_) | Self::Several(_))
+    }
+
     fn into_mark(self) -> Result<Self, Self> {
         match self {
             Self::Message(_) | Self::Several(_) => Ok(Self::Mark(1)),
@@ -183,7 +187,7 @@ fn a_turn_has_small_jobs_of_one_line_between_two_control_jobs() {
 }
 
 #[test]
-fn control_jobs_wait_for_what_came_before_and_fences_for_nobody_behind_them() {
+fn control_jobs_wait_for_what_came_before() {
     let world = world(100);
     world.send(0, Work::Message(0));
     world.send(0, Work::Message(1));
@@ -194,12 +198,6 @@ fn control_jobs_wait_for_what_came_before_and_fences_for_nobody_behind_them() {
     assert_eq!(world.work(1), Work::Message(2));
     assert_eq!(world.work(1), Work::Message(1));
     assert_eq!(world.work(1), Work::Kept(100));
-
-    let fence = world.sender.send_fence(Work::Kept(101), 0);
-    futures_util::FutureExt::now_or_never(fence).unwrap().unwrap();
-    world.send(1, Work::Message(3));
-    assert_eq!(world.work(1), Work::Kept(101));
-    assert_eq!(world.rest(), [Work::Message(3)]);
 }
 
 #[test]
@@ -240,6 +238,75 @@ fn what_must_not_be_dropped_is_kept() {
     }
     world.send(0, Work::Message(9));
     assert_eq!(world.rest().len(), 5);
+}
+
+#[test]
+fn a_job_that_must_not_be_dropped_does_not_shield_the_messages_before_it() {
+    let world = world(8);
+    for number in 0..6 {
+        world.send(0, Work::Message(number));
+    }
+    world.send(0, Work::Kept(100));
+    world.send(0, Work::Message(6));
+    world.send(0, Work::Kept(101));
+    // Messages of another line displace the newest messages of the longest line, and no other jobs.
+    for number in 20..23 {
+        world.send(1, Work::Message(number));
+    }
+    let backlog = |world: &World| {
+        let backlog = world.sender.backlog();
+        let counts = [&backlog.messages, &backlog.bytes];
+        counts.map(|count| count.load(Ordering::Relaxed))
+    };
+    // Two marks are left, on either side of a job that is kept.
+    assert_eq!(backlog(&world), [10, 8 * MESSAGE_OVERHEAD_BYTES]);
+    let mut rest = Vec::new();
+    while backlog(&world)[0] > 0 {
+        rest.push(world.work(1));
+    }
+    let own: Vec<_> = rest
+        .iter()
+        .filter(|job| !matches!(job, Work::Message(20..)))
+        .collect();
+    let before = [0, 1, 2].map(Work::Message);
+    let after = [Work::Mark(3), Work::Kept(100), Work::Mark(1), Work::Kept(101)];
+    assert_eq!(own, before.iter().chain(&after).collect::<Vec<_>>());
+    assert_eq!(backlog(&world), [0, 0]);
+}
+
+#[test]
+fn of_the_longest_lines_one_with_messages_loses_them() {
+    let world = world(6);
+    for number in 0..4 {
+        world.send(0, Work::Kept(number));
+    }
+    for number in 10..12 {
+        world.send(1, Work::Message(number));
+    }
+    world.send(2, Work::Message(20));
+    let rest = world.rest();
+    assert!(
+        rest.contains(&Work::Message(20)) && !rest.contains(&Work::Message(11)),
+        "{rest:?}"
+    );
+}
+
+#[test]
+fn a_job_that_does_not_wait_for_room_is_queued_beside_a_flood() {
+    let world = world(16);
+    let flood = || (0..64).for_each(|number| world.send(0, Work::Message(number)));
+    flood();
+    for number in 0..3 {
+        world
+            .sender
+            .send_now(world.lines[1].line(), Work::Kept(number), 1)
+            .unwrap();
+        flood();
+    }
+    let kept = (0..9)
+        .map(|_| world.work(1))
+        .filter(|job| matches!(job, Work::Kept(_)));
+    assert_eq!(kept.collect::<Vec<_>>(), [0, 1, 2].map(Work::Kept));
 }
 
 #[test]

@@ -6,7 +6,8 @@ use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{BatchCursor, DegradedReasons, HolderId, Rank, ResyncAnswerKind};
 
 use super::*;
-use kvatlas_telemetry::labels::ResyncFailure;
+use futures_util::FutureExt;
+use kvatlas_telemetry::labels::{LaneWork, ResyncFailure};
 
 /// Pool of lanes whose holders hold batches after a gap, with a worker `gpu-0` that has published its first batch.
 pub(super) struct Scene {
@@ -18,17 +19,24 @@ pub(super) struct Scene {
 impl Scene {
     /// Returns a pool of lanes whose holders hold batches until missing batches before them have come.
     pub(super) fn new_pool() -> LanePool {
-        Self::new_pool_holding(HoldingSettings {
-            bytes_per_holder_max: 1 << 20,
-            wait_max: Duration::from_secs(3600),
-        })
+        Self::new_pool_believing(None)
     }
 
-    fn new_pool_holding(holding: HoldingSettings) -> LanePool {
+    /// Returns such a pool, with a bound on the time by which an epoch may lie ahead of the clock.
+    pub(super) fn new_pool_believing(epoch_ahead_max: Option<Duration>) -> LanePool {
+        let holding = HoldingSettings {
+            bytes_per_holder_max: 1 << 20,
+            wait_max: Duration::from_secs(3600),
+        };
+        Self::new_pool_with(holding, epoch_ahead_max)
+    }
+
+    fn new_pool_with(holding: HoldingSettings, epoch_ahead_max: Option<Duration>) -> LanePool {
         let settings = LaneSettings {
             lanes: 1,
             lane_queue_bytes: 4096,
             holding: Some(holding),
+            epoch_ahead_max,
             ..settings()
         };
         LanePool::start(&settings, Arc::new(namespaces())).unwrap()
@@ -38,7 +46,7 @@ impl Scene {
         Self::begin_in(Self::new_pool()).await
     }
 
-    async fn begin_in(pool: LanePool) -> Self {
+    pub(super) async fn begin_in(pool: LanePool) -> Self {
         let worker = WorkerKey {
             namespace: frame(1).namespace,
             worker: frame(1).worker,
@@ -86,14 +94,14 @@ impl Scene {
         let generation = self.trust.generation();
         let finished = self
             .pool
-            .finish_resync(&self.holder, asked.number, answer, generation, 0);
+            .finish_resync(&self.holder, asked.number, answer, generation);
         finished.await.unwrap()
     }
 
     pub(super) async fn give_up(&self, asked: ResyncBegun) {
         let failure = ResyncFailure::NoResponder;
         let abandoned = self.pool.abandon_resync(&self.holder, asked.number, failure);
-        abandoned.await.unwrap();
+        abandoned.unwrap();
     }
 
     /// Delivers a batch that is dropped, because the queue has no room for it.
@@ -133,6 +141,38 @@ impl Scene {
         let holder = holders.iter().find(|holder| is_it(&holder.id))?;
         Some(holder.status.reasons(&self.trust))
     }
+}
+
+#[tokio::test]
+async fn a_step_of_a_resync_does_not_wait_for_room_in_the_queue() {
+    let scene = Scene::begin().await;
+    let (gate, opened) = std::sync::mpsc::channel::<()>();
+    let wait = move |_: &mut lane::Lane, _: &WorkerKey| {
+        _ = opened.recv();
+    };
+    let blocked = scene
+        .pool
+        .on_worker_now(worker(0), LaneWork::Upkeep, wait)
+        .unwrap();
+    // Another worker floods the lane.
+    let mut inbox = scene.pool.inbox();
+    let generation = scene.trust.generation();
+    for seq in 1..100 {
+        let heartbeat = batch(seq, Vec::new()).encode();
+        let subject = format!("kvatlas.v1.events.llama.flood-{seq}");
+        scene
+            .pool
+            .sort(&mut inbox, &subject, &heartbeat, generation, None);
+    }
+    scene.pool.hand_over(&mut inbox);
+    let waiting = scene.pool.messages_waiting();
+    let mut asked = Box::pin(scene.ask());
+    assert!((&mut asked).now_or_never().is_none());
+    assert_eq!(scene.pool.messages_waiting(), waiting + 1);
+    drop(gate);
+    blocked.await.unwrap();
+    let asked = asked.await;
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Exact);
 }
 
 #[tokio::test]
@@ -242,7 +282,7 @@ async fn a_batch_longer_than_what_may_be_held_is_held_alone() {
         bytes_per_holder_max: 1024,
         wait_max: Duration::from_secs(3600),
     };
-    let scene = Scene::begin_in(Scene::new_pool_holding(holding)).await;
+    let scene = Scene::begin_in(Scene::new_pool_with(holding, None)).await;
     let many = (0..256).map(SequenceHash).collect();
     let long = batch(3, vec![Event::Removed(RemovedBlocks::by_sequence(many))]);
     assert!(long.encode().len() > 1024);
@@ -351,4 +391,61 @@ async fn what_cannot_be_read_counts_in_a_namespace_that_comes_later() {
     scene.hear(1, Vec::new()).await;
     let reasons = scene.reasons().await;
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+}
+
+/// A test of an operator who asks for a resync while the publisher is being asked for missing batches. These do not
+/// answer the operator.
+#[tokio::test]
+async fn an_operator_is_not_answered_by_missing_batches_that_were_asked_for_before() {
+    let scene = Scene::begin().await;
+    scene.hear(3, Vec::new()).await;
+    let asked = scene.ask().await;
+    assert!(!asked.full);
+    let of = kvatlas_core::wire::AdminHolder {
+        namespace: scene.holder.0.namespace.clone(),
+        worker: scene.holder.0.worker.clone(),
+        rank: None,
+    };
+    assert_eq!(scene.pool.command(&of, HolderCommand::Doubt).await.unwrap(), 1);
+    let missing = vec![batch(2, Vec::new()), batch(3, Vec::new())];
+    assert_eq!(scene.answer(asked, missing).await, ResyncOutcome::Superseded);
+    assert_eq!(scene.reasons().await, DegradedReasons::of(DegradedReason::Gap));
+    assert!(scene.ask().await.full);
+}
+
+/// A test of a worker with two ranks. The messages of one rank cannot be read, and an answer of the other rank's
+/// publisher says nothing of them.
+#[tokio::test]
+async fn a_rank_that_cannot_be_read_is_doubtful_beside_one_that_answers() {
+    let scene = Scene::begin().await;
+    scene.hear_garbage().await;
+    let asked = scene.ask().await;
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Exact);
+    assert!(scene.reasons().await.is_empty());
+    assert_eq!(scene.namespace().indexer.refused().count(None), 1);
+}
+
+#[tokio::test]
+async fn a_dropped_rank_that_cannot_be_read_is_doubtful_beside_one_that_answers() {
+    let scene = Scene::begin().await;
+    scene.lose_payload(vec![0xc1; 8192]);
+    scene.pool.drain().await.unwrap();
+    let asked = scene.ask().await;
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Exact);
+    assert_eq!(scene.namespace().indexer.refused().count(None), 1);
+}
+
+#[tokio::test]
+async fn a_rank_that_could_not_be_read_is_doubtful_when_another_one_comes() {
+    let scene = Scene {
+        pool: Scene::new_pool(),
+        ..Scene::begin().await
+    };
+    // The namespace does not exist yet, so only the lanes remember the message.
+    scene.hear_garbage().await;
+    scene.hear(1, Vec::new()).await;
+    scene.pool.drain().await.unwrap();
+    let asked = scene.ask().await;
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Exact);
+    assert_eq!(scene.namespace().indexer.refused().count(None), 1);
 }

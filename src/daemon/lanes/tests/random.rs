@@ -321,7 +321,7 @@ impl World {
 
     async fn abandon(&mut self, begun: ResyncBegun, failure: ResyncFailure) {
         let Scene { pool, holder, .. } = &self.scene;
-        pool.abandon_resync(holder, begun.number, failure).await.unwrap();
+        pool.abandon_resync(holder, begun.number, failure).unwrap();
     }
 
     /// Lets the publisher receive the resync request and answer it.
@@ -373,7 +373,7 @@ impl World {
             return;
         };
         let Scene { pool, holder, .. } = &self.scene;
-        let finished = pool.finish_resync(holder, begun.number, answer, generation, 0);
+        let finished = pool.finish_resync(holder, begun.number, answer, generation);
         let outcome = finished.await.unwrap();
         self.log.push(format!("finished {outcome:?}"));
         self.has_failed &= outcome == ResyncOutcome::Superseded;

@@ -1,6 +1,7 @@
 //! Tests of publishers that restart, and of batches that come late, while batches are held.
 
-use kvatlas_core::wire::{BatchCursor, DegradedReasons};
+use kvatlas_core::stream::StreamTrust;
+use kvatlas_core::wire::{BatchCursor, BlockContent, DegradedReasons};
 
 use super::doubts::Scene;
 use super::*;
@@ -45,6 +46,106 @@ async fn blocks_that_missing_batches_brought_outlast_a_question_that_nobody_answ
         (depth(&scene.pool, 10), depth(&scene.pool, 20)),
         (Some(3), Some(3))
     );
+}
+
+/// Begins the epoch 2 without its first batch, and answers the question for the missing batches.
+async fn answer_next_epoch(scene: &Scene) -> ResyncOutcome {
+    scene.receive(&in_epoch(2, 2, Vec::new()).encode()).await;
+    let asked = scene.ask().await;
+    assert!(!asked.full, "the old epoch had no blocks");
+    let missing = vec![in_epoch(2, 1, Vec::new()), in_epoch(2, 2, Vec::new())];
+    scene.answer(asked, missing).await
+}
+
+/// Returns the publisher's full state in the epoch `epoch`, which has no blocks.
+fn full_in(epoch: u64) -> ResyncAnswer {
+    ResyncAnswer {
+        kind: kvatlas_core::wire::ResyncAnswerKind::Full,
+        cursor: BatchCursor { epoch, seq: 1 },
+        time_us: None,
+        batches: Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn doubts_of_the_publisher_end_with_its_epoch_though_its_next_first_batch_is_lost() {
+    let scene = Scene::begin().await;
+    let doubts = DegradedReasons::of(DegradedReason::UpstreamGap);
+    scene.hear(2, vec![Event::Doubted(doubts)]).await;
+    assert_eq!(scene.reasons().await, doubts);
+    assert_eq!(answer_next_epoch(&scene).await, ResyncOutcome::Exact);
+    assert_eq!(scene.reasons().await, DegradedReasons::default());
+}
+
+#[tokio::test]
+async fn doubts_of_the_publisher_end_with_its_epoch_though_nobody_answers() {
+    let scene = Scene::begin().await;
+    let doubts = DegradedReasons::of(DegradedReason::UpstreamGap);
+    scene.hear(2, vec![Event::Doubted(doubts)]).await;
+    scene.receive(&in_epoch(2, 2, Vec::new()).encode()).await;
+    let asked = scene.ask().await;
+    scene.give_up(asked).await;
+    assert_eq!(scene.reasons().await, DegradedReasons::of(DegradedReason::Gap));
+}
+
+#[tokio::test]
+async fn a_told_block_size_ends_with_its_epoch_though_the_next_first_batch_is_lost() {
+    for is_full in [false, true] {
+        let scene = Scene::begin().await;
+        let sized = EventBatch {
+            block_size: Some(BlockSize::DEFAULT),
+            ..batch(2, Vec::new())
+        };
+        scene.receive(&sized.encode()).await;
+        assert!(scene.reasons().await.is_empty());
+        assert_eq!(scene.namespace().indexer.unsized_holders(), 0);
+        if is_full {
+            // The publisher is asked before anything of its new epoch has come.
+            let asked = scene.ask().await;
+            let generation = scene.trust.generation();
+            let finished = scene
+                .pool
+                .finish_resync(&scene.holder, asked.number, full_in(2), generation);
+            finished.await.unwrap();
+        } else {
+            answer_next_epoch(&scene).await;
+        }
+        assert_eq!(scene.namespace().indexer.unsized_holders(), 1, "full: {is_full}");
+    }
+}
+
+#[tokio::test]
+async fn a_told_block_size_ends_when_the_numbers_begin_anew() {
+    let scene = Scene::begin().await;
+    let sized = EventBatch {
+        block_size: Some(BlockSize::DEFAULT),
+        ..made_at(20, 2)
+    };
+    scene.receive(&sized.encode()).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.namespace().indexer.unsized_holders(), 0);
+    scene.receive(&made_at(30, 1).encode()).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.namespace().indexer.unsized_holders(), 1);
+}
+
+/// A test of an engine whose hashes are not the contract's, and that is restarted with others. The holder has no blocks
+/// any more.
+#[tokio::test]
+async fn a_foreign_chain_ends_with_its_epoch_if_the_answer_has_the_next_one_from_its_beginning() {
+    let scene = Scene::begin().await;
+    let mut foreign = StoredBlocks::by_sequence(None, None, vec![SequenceHash(10)]);
+    foreign.content = Some(BlockContent::Tokens {
+        tokens: (0..16).collect(),
+        lora_name: None,
+        cache_salt: None,
+    });
+    let removed = Event::Removed(RemovedBlocks::by_sequence(vec![SequenceHash(10)]));
+    scene.hear(2, vec![Event::Stored(foreign), removed]).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.namespace().indexer.foreign_holders(), 1);
+    assert_eq!(answer_next_epoch(&scene).await, ResyncOutcome::Exact);
+    assert_eq!(scene.namespace().indexer.foreign_holders(), 0);
 }
 
 #[tokio::test]
@@ -101,6 +202,75 @@ async fn a_dump_without_held_batches_is_not_certain() {
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
 }
 
+/// Time of a server's clock, in microseconds since the Unix epoch. It is far from the machine's own time.
+const SERVER_US: u64 = 5_000_000_000_000;
+
+/// Restores a holder whose publisher was last seen at `seen_us` by the server's clock. By the machine's clock, the
+/// snapshot is new.
+async fn restored_seen_at(seen_us: u64) -> LanePool {
+    let limits = LivenessLimits {
+        stale_after: Some(Duration::from_secs(60)),
+        remove_after: None,
+    };
+    let pool = pool_with(limits, None);
+    let holder = HolderFrame {
+        seen_us: Some(seen_us),
+        ..frame(7)
+    };
+    let origin = RestoreOrigin::new(StreamTrust::default().generation(), Duration::ZERO);
+    pool.restore(&holder, Frame::Holder(holder.clone()), origin)
+        .await
+        .unwrap();
+    pool.drain().await.unwrap();
+    pool
+}
+
+async fn is_stale_after_a_look(pool: &LanePool) -> bool {
+    pool.tick(true);
+    pool.drain().await.unwrap();
+    let namespace = pool.namespaces.get(&frame(7).namespace).unwrap();
+    let reasons = namespace.indexer.holders()[0].status.own_reasons();
+    reasons.contains(DegradedReason::Stale)
+}
+
+#[tokio::test]
+async fn restored_publishers_are_as_old_as_the_servers_clock_says() {
+    const SECOND_US: u64 = 1_000_000;
+    for (seen_us, is_stale) in [
+        (SERVER_US - SECOND_US, false),
+        (SERVER_US - 61 * SECOND_US, true),
+        // The server's clock was set back, so this time says nothing.
+        (SERVER_US + 3600 * SECOND_US, true),
+        (0, true),
+    ] {
+        let pool = restored_seen_at(seen_us).await;
+        pool.freshness().stream_clock.note(SERVER_US, now_us());
+        assert_eq!(is_stale_after_a_look(&pool).await, is_stale, "{seen_us}");
+    }
+}
+
+#[tokio::test]
+async fn snapshots_keep_the_time_at_which_a_publisher_was_seen() {
+    let seen_us = SERVER_US - 7_000_000;
+    let pool = restored_seen_at(seen_us).await;
+    let dumped = async || {
+        let lanes = 0..pool.lane_count();
+        for lane in lanes {
+            let dump = pool.dump_next(lane, None, false, StreamGeneration::default());
+            if let Some((_, dump)) = dump.await.unwrap() {
+                return dump.frame.seen_us;
+            }
+        }
+        None
+    };
+    // The server has not told its time yet.
+    assert_eq!(dumped().await, Some(seen_us));
+    pool.freshness().stream_clock.note(SERVER_US, now_us());
+    assert!(!is_stale_after_a_look(&pool).await);
+    let again = dumped().await.unwrap();
+    assert!((seen_us - 60_000_000..=seen_us).contains(&again), "{again}");
+}
+
 #[tokio::test]
 async fn what_comes_again_after_a_goodbye_makes_no_holder() {
     let scene = Scene::begin().await;
@@ -120,6 +290,58 @@ async fn what_comes_again_after_a_goodbye_makes_no_holder() {
     scene.receive(&in_epoch(3, 1, stores(20)).encode()).await;
     assert!(scene.reasons().await.is_empty());
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
+}
+
+/// Returns a scene whose holder holds a goodbye behind a gap, and the resync in which its publisher has been asked.
+async fn scene_with_held_goodbye() -> (Scene, crate::lanes::ResyncBegun) {
+    let scene = Scene::begin().await;
+    scene.hear(3, vec![Event::Goodbye]).await;
+    let asked = scene.ask().await;
+    (scene, asked)
+}
+
+/// A test of a publisher that says goodbye and begins again, while the daemon holds its batches. The first batch of the
+/// new epoch is lost.
+#[tokio::test]
+async fn a_held_goodbye_does_not_remove_a_holder_whose_next_epoch_has_begun() {
+    for is_answered in [false, true] {
+        let (scene, asked) = scene_with_held_goodbye().await;
+        scene.receive(&in_epoch(2, 2, stores(20)).encode()).await;
+        match is_answered {
+            true => _ = scene.answer(asked, vec![batch(2, Vec::new())]).await,
+            false => scene.give_up(asked).await,
+        }
+        let reasons = scene.reasons().await;
+        assert!(reasons.contains(DegradedReason::Gap), "{reasons:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_goodbye_in_an_answer_does_not_remove_a_holder_whose_next_epoch_has_begun() {
+    let scene = Scene::begin().await;
+    let asked = scene.ask().await;
+    scene.receive(&in_epoch(2, 2, stores(20)).encode()).await;
+    scene.answer(asked, vec![batch(2, vec![Event::Goodbye])]).await;
+    let reasons = scene.reasons().await;
+    assert!(reasons.contains(DegradedReason::Gap), "{reasons:?}");
+}
+
+#[tokio::test]
+async fn a_held_goodbye_does_not_remove_a_holder_whose_next_process_lost_a_batch() {
+    let (scene, _) = scene_with_held_goodbye().await;
+    scene.pool.drain().await.unwrap();
+    scene.lose(in_epoch(2, 1, stores(20)));
+    let reasons = scene.reasons().await;
+    assert!(reasons.contains(DegradedReason::Unverified), "{reasons:?}");
+}
+
+#[tokio::test]
+async fn a_held_goodbye_of_the_last_process_removes_the_holder() {
+    let (scene, asked) = scene_with_held_goodbye().await;
+    scene.hear(4, stores(20)).await;
+    scene.give_up(asked).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.reasons_of(0), None);
 }
 
 #[tokio::test]
@@ -215,10 +437,49 @@ async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     let generation = scene.trust.generation();
     let finished = scene
         .pool
-        .finish_resync(&scene.holder, asked.number, answer, generation, 0);
+        .finish_resync(&scene.holder, asked.number, answer, generation);
     assert_eq!(finished.await.unwrap(), ResyncOutcome::Exact);
     assert!(scene.reasons().await.is_empty());
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
+}
+
+/// A test that a live publisher of a lower epoch contests the holder, even if its blocks have another size.
+#[tokio::test]
+async fn a_lower_epoch_of_another_block_size_contests_the_holder() {
+    let scene = Scene::begin().await;
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+    let other = EventBatch {
+        block_size: BlockSize::new(64).ok(),
+        ..in_epoch(5, 1, stores(20))
+    };
+    scene.receive(&other.encode()).await;
+    assert_eq!(
+        scene.reasons().await,
+        DegradedReasons::of(DegradedReason::Contested)
+    );
+    assert_eq!(scene.namespace().indexer.refused().count(None), 0);
+}
+
+/// A test of a second publisher whose epoch is too far ahead to be believed. Neither an answer of the believed
+/// publisher nor its next epoch tells whose blocks the holder has.
+#[tokio::test]
+async fn an_epoch_that_is_not_believed_contests_the_holder() {
+    let contested = DegradedReasons::of(DegradedReason::Contested);
+    let ahead = in_epoch(u64::MAX / 2, 1, stores(20));
+    for is_lost in [false, true] {
+        let scene = Scene::begin_in(Scene::new_pool_believing(Some(Duration::from_secs(3600)))).await;
+        match is_lost {
+            true => scene.lose(ahead.clone()),
+            false => scene.receive(&ahead.encode()).await,
+        }
+        scene.pool.drain().await.unwrap();
+        let asked = scene.ask().await;
+        assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Incomplete);
+        assert_eq!(scene.reasons().await, contested);
+        scene.receive(&in_epoch(2, 1, stores(10)).encode()).await;
+        assert_eq!(scene.reasons().await, contested);
+    }
 }
 
 /// A test that held batches of an ended epoch do not count as batches of another publisher.

@@ -42,7 +42,20 @@ impl Stray {
 
 /// Names of namespaces that do not exist, with facts about the messages that were dropped for them.
 #[derive(Debug, Default)]
-pub(in super::super) struct Strays(Mutex<BTreeMap<NamespaceName, Stray>>);
+pub(crate) struct Strays(Mutex<StrayTable>);
+
+#[derive(Debug, Default)]
+struct StrayTable {
+    by_name: BTreeMap<NamespaceName, Stray>,
+    /// Time of the last message whose namespace found no room in `by_name`, in microseconds since the Unix epoch. 0 if
+    /// there was none.
+    unlisted_us: u64,
+}
+
+/// Whether a message that came at `last_us` is recent enough to count.
+fn is_recent(last_us: u64, now_us: u64) -> bool {
+    now_us.saturating_sub(last_us) < KEPT_US
+}
 
 impl Strays {
     /// Notes a message that was dropped at `now_us`, in microseconds since the Unix epoch.
@@ -59,14 +72,15 @@ impl Strays {
         if [namespace.as_str(), worker.as_str()].contains(&PROBE_NAME) {
             return;
         }
-        let mut strays = self.0.lock();
-        if strays.len() >= NAMES_MAX && !strays.contains_key(namespace) {
-            strays.retain(|_, stray| now_us.saturating_sub(stray.last_us) < KEPT_US);
-            if strays.len() >= NAMES_MAX {
+        let StrayTable { by_name, unlisted_us } = &mut *self.0.lock();
+        if by_name.len() >= NAMES_MAX && !by_name.contains_key(namespace) {
+            by_name.retain(|_, stray| is_recent(stray.last_us, now_us));
+            if by_name.len() >= NAMES_MAX {
+                *unlisted_us = now_us;
                 return;
             }
         }
-        let stray = strays.entry(namespace.clone()).or_insert_with(|| Stray {
+        let stray = by_name.entry(namespace.clone()).or_insert_with(|| Stray {
             namespace: namespace.clone(),
             worker: worker.clone(),
             reason: reason.as_str(),
@@ -88,9 +102,22 @@ impl Strays {
         now_us: u64,
         exists: impl Fn(&NamespaceName) -> bool,
     ) -> Vec<Stray> {
-        let mut strays = self.0.lock();
-        strays.retain(|name, stray| now_us.saturating_sub(stray.last_us) < KEPT_US && !exists(name));
-        strays.values().cloned().collect()
+        let by_name = &mut self.0.lock().by_name;
+        by_name.retain(|name, stray| is_recent(stray.last_us, now_us) && !exists(name));
+        by_name.values().cloned().collect()
+    }
+
+    /// Whether a message of the last 300 seconds was for a namespace whose name found no room in the list.
+    pub(crate) fn lacks_some(&self, now_us: u64) -> bool {
+        is_recent(self.0.lock().unlisted_us, now_us)
+    }
+
+    /// Returns the reason why messages of the last 300 seconds for the namespace `name`, which does not exist, were
+    /// dropped. `None` if no such message came, or if the name found no room in the list.
+    pub(crate) fn reason(&self, name: &NamespaceName, now_us: u64) -> Option<String> {
+        let strays = self.0.lock();
+        let stray = strays.by_name.get(name)?;
+        is_recent(stray.last_us, now_us).then(|| stray.detail.clone())
     }
 }
 
@@ -117,6 +144,8 @@ mod tests {
         assert_eq!(strays.lately(8, |_| false), []);
         note("llama", "w");
         assert_eq!(strays.lately(8, |_| false).len(), 1);
+        assert_eq!(strays.reason(&name("llama"), 8).unwrap(), "not named");
+        assert_eq!(strays.reason(&name(PROBE_NAME), 8), None);
     }
 
     #[test]
@@ -135,6 +164,10 @@ mod tests {
         strays.note(&name(3), &worker, DropReason::Oversized, &"2 MiB", 8);
         let known = strays.lately(8, |_| false);
         assert_eq!(known.len(), NAMES_MAX);
+        assert_eq!(strays.reason(&name(3), 8).unwrap(), "2 MiB");
+        assert_eq!(strays.reason(&name(NAMES_MAX), 8), None);
+        assert!(strays.lacks_some(8) && !strays.lacks_some(7 + KEPT_US));
+        assert_eq!(strays.reason(&name(3), 8 + KEPT_US), None);
         let third = known.iter().find(|stray| stray.namespace == name(3)).unwrap();
         assert_eq!(
             (

@@ -9,6 +9,8 @@ use std::collections::HashSet;
 use kvatlas_core::index::QueryChain;
 use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, SingleQuery};
 
+use crate::lanes::SeenInParts;
+
 use super::{Answerer, DoubtFacts, QueryLength, explain, most_of, saturating_u32};
 
 impl<'n> DoubtFacts<'_, 'n> {
@@ -51,14 +53,33 @@ impl Answerer {
         };
         let (indexer, options) = (&doubts.namespace.indexer, &query.options);
         let asked = QueryLength::of(query, chain.len(), indexer);
+        let mark = doubts.look.mark_search();
         let mut ahead = self.searched(doubts, options, true, asked, || {
             indexer.find_chain(&mut chain, doubts.search_of(query))
         });
         if options.explain {
             explain(query, indexer, &mut chain, &mut ahead.holders);
         }
+        let is_calm = doubts.look.seen_in_parts(mark) == SeenInParts::Nobody
+            && indexer.doubtful_holders(&self.trust) == doubts.before;
+        if !is_calm {
+            reply.doubtful_holders = doubtful_of_both(reply, &ahead);
+        }
         merge(reply, ahead, most_of(options));
     }
+}
+
+/// Returns the number of doubtful holders for `reply`, if a holder may have changed since its search. A holder that was
+/// exact then may be missing in the later answer `ahead`, which counts it.
+fn doubtful_of_both(reply: &QueryReply, ahead: &QueryReply) -> u32 {
+    let (listed, added) = (count_inexact(&reply.holders), count_inexact(&ahead.holders));
+    // Each answer also counts the inexact holders that only the other one lists.
+    let missing = ahead.doubtful_holders.saturating_sub(listed);
+    reply.doubtful_holders.max(missing.saturating_add(added))
+}
+
+fn count_inexact(holders: &[HolderMatch]) -> u32 {
+    saturating_u32(holders.iter().filter(|holder| !holder.exact).count())
 }
 
 /// Merges `ahead` into `reply`, and keeps at most `limit` holders. `ahead` is the answer about engines that hash each
@@ -66,8 +87,6 @@ impl Answerer {
 fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let place = |holder: &HolderMatch| (holder.worker.clone(), holder.rank);
     let known: HashSet<_> = reply.holders.iter().map(place).collect();
-    let count_inexact =
-        |holders: &[HolderMatch]| saturating_u32(holders.iter().filter(|holder| !holder.exact).count());
     let mut added = ahead.holders;
     let found = added.len();
     added.retain(|holder| !known.contains(&place(holder)));

@@ -25,6 +25,9 @@ pub(super) fn status(
     look: &FreshnessReading<'_>,
     batches_waiting: u64,
 ) -> StatusReply {
+    // Read before and after the holders, so that a publisher that changes between the two lists is in one of them.
+    let count_refused = || namespace.indexer.refused().count(None);
+    let refused = count_refused();
     let mut holders = namespace.indexer.holders();
     holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
     let holders = holders
@@ -36,7 +39,7 @@ pub(super) fn status(
         distinct_blocks: namespace.indexer.sizes().distinct_blocks,
         batches_waiting,
         unsized_holders: unsized_holders(namespace),
-        refused_holders: u32::try_from(namespace.indexer.refused().count(None)).unwrap_or(u32::MAX),
+        refused_holders: u32::try_from(refused.max(count_refused())).unwrap_or(u32::MAX),
         holders: holders.collect(),
         gathered: None,
         behind_us: look.behind_us,

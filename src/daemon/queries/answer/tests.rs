@@ -29,6 +29,7 @@ pub(super) fn answerer() -> Answerer {
         Arc::new(namespaces),
         Arc::default(),
         Arc::new(Freshness::without_events()),
+        Arc::default(),
         subjects,
         WireLimits::default().into(),
     )
@@ -569,4 +570,28 @@ fn engines_that_hash_pairs_compute_the_last_two_tokens() {
     assert_eq!(usable(9), [found("single", 2, 2), found("pairs", 2, 1)]);
     assert_eq!(usable(10), [found("pairs", 2, 2), found("single", 2, 2)]);
     assert_eq!(usable(5), [found("single", 1, 1), found("pairs", 1, 0)]);
+}
+
+#[test]
+fn an_engine_that_looks_ahead_and_is_lost_between_the_two_searches_is_counted() {
+    let scene = Scene::new();
+    let _plain = scene.add("plain", &[&[1, 2, 3, 4]], &[]);
+    let mut lost = scene.add("ahead", &[&[1, 2, 3, 4, 5]], &[DegradedReason::LooksAhead]);
+    let query = SingleQuery::new(prompt(&[1, 2, 3, 4, 5], None, None));
+    let (answerer, indexer) = (&scene.answerer, &scene.namespace.indexer);
+    let doubts = answerer.doubts(&scene.namespace, &query.key);
+    let asked = QueryLength::of(&query, 1, indexer);
+    let search = || {
+        indexer
+            .find_matches(&query.key, doubts.search_of(&query))
+            .unwrap()
+    };
+    let found = || answerer.searched(&doubts, &query.options, true, asked, search);
+    let (mut calm, mut reply) = (found(), found());
+    answerer.add_ahead(&doubts, &query, &mut calm);
+    assert_eq!((calm.holders.len(), calm.doubtful_holders), (2, 0));
+    lost.apply(Event::Cleared, Tier::DEVICE, 0);
+    lost.status().degrade(DegradedReason::Gap);
+    answerer.add_ahead(&doubts, &query, &mut reply);
+    assert_eq!((reply.holders.len(), reply.doubtful_holders), (1, 1));
 }

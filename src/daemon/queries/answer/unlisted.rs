@@ -24,7 +24,7 @@ pub(super) struct Listed<'a> {
 /// - Holders with a doubt that concerns the query, even if it has ended since the search began.
 /// - For a query by tokens, holders whose block size is not known for certain.
 /// - Publishers whose batches are dropped, so that they are not registered.
-/// - Holders of which nothing has been heard yet. All of them together count as one.
+/// - Holders of which nothing has been heard or applied yet. All of them together count as one.
 pub(super) fn count_doubtful<'a>(
     trust: &StreamTrust,
     doubts: &DoubtFacts<'_, '_>,
@@ -67,6 +67,10 @@ fn count_known<'a>(
         return doubtful.saturating_sub(saturating_u32(listed));
     }
     let listed: HashSet<_> = listed.map(|listed| (listed.worker, listed.rank)).collect();
+    // Read before and after the holders. A refused holder that is registered meanwhile is in the first reading, and a
+    // holder that is removed and refused meanwhile is in the last one.
+    let count_refused = || indexer.refused().count(workers);
+    let refused = count_refused();
     let asked = workers.map_or_else(|| indexer.holders(), |workers| indexer.holders_of(workers));
     let is_doubtful = |holder: &HolderRecord| {
         if is_guessed && !holder.status.is_size_known.load() {
@@ -78,5 +82,7 @@ fn count_known<'a>(
     let unlisted = asked
         .iter()
         .filter(|holder| !listed.contains(&(&holder.id.worker, holder.id.rank)) && is_doubtful(holder));
-    saturating_u32(unlisted.count() + indexer.refused().count(workers))
+    let name = &doubts.namespace.name;
+    let is_one_unapplied = doubts.is_listed && doubts.look.is_unheld_behind(name, workers, &asked);
+    saturating_u32(unlisted.count() + refused.max(count_refused()) + usize::from(is_one_unapplied))
 }
