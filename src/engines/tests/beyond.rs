@@ -456,7 +456,12 @@ fn a_clear_behind_the_devices_is_of_a_connectors_pool() {
     assert_eq!(engine.hear(&[on_device(&[3], Some(2), 8)]), NONE);
     assert_eq!(engine.blocks(0), set(&chain(3, None)));
     // The clear empties the pool, and leaves the blocks on the device.
-    assert_eq!(engine.hear(&[pooled(&[1, 2, 3], None, 0)]), NONE);
+    let pool = [
+        pooled(&[1], None, 0),
+        pooled(&[2], Some(1), 4),
+        pooled(&[3], Some(2), 8),
+    ];
+    assert_eq!(engine.hear(&pool), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(3, None)));
     let doubted = [(HOST, Reason::UnclearTier)];
     assert_eq!(

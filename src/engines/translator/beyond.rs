@@ -177,9 +177,8 @@ impl Translator {
     /// offloading needs as many as a chunk has, and SGLang needs a certain number of tokens.
     fn has_load_minimum(&self, tier: TierIndex) -> bool {
         let beyond = &self.beyond;
-        // A pool's blocks are loaded one by one, and LMCache's chunks in parts.
-        let may_load_less = beyond.may_have_pool() || beyond.own_chunks.is_used(tier);
-        let has_chunks = beyond.chunks[tier] > 1 && !may_load_less;
+        // LMCache loads a part of a chunk, too.
+        let has_chunks = beyond.chunks[tier] > 1 && !beyond.own_chunks.is_used(tier);
         let has_small = self.settings.block_size.as_u32() < self.settings.loaded_tokens_min;
         (has_chunks || has_small) && self.groups.has_in(tier)
     }
