@@ -43,7 +43,7 @@ use beyond::{Doubted, QueryLength};
 use doubts::{DoubtFacts, with_wait};
 pub(crate) use found::{Found, FoundHolder, dialect_query};
 use pieces::BatchReplies;
-use reuse::{PairHolders, limit_of, usable_max, usable_max_of_pairs};
+use reuse::{limit_of, usable_max, usable_max_of_pairs};
 use spoken::spoken;
 pub(super) use status::encode_status;
 use status::status;
@@ -275,17 +275,19 @@ impl Answerer {
     ) -> QueryReply {
         let seen = search_whole(&doubts.look, search);
         let matches = &seen.found;
-        let (mut doubted, mut pairs) = (Doubted::default(), PairHolders::default());
+        let mut doubted = Doubted::default();
+        let stated = |holder: &HolderRecord| matches.reasons(holder, &self.trust);
+        let bound_of_pairs = asked.bound_of_pairs();
+        let usable_max_of = |holder: &HolderRecord| {
+            bound_of_pairs.filter(|_| stated(holder).contains(DegradedReason::HashesPairs))
+        };
         let reasons = |found: &Match<'_>| {
-            let reasons = matches.reasons(found.holder, &self.trust);
-            pairs.note(reasons.contains(DegradedReason::HashesPairs));
-            let reasons = doubts.of(found.holder, reasons, &seen, true);
+            let reasons = doubts.of(found.holder, stated(found.holder), &seen, true);
             let concerning = doubted.judge(reasons, matches.near_blocks(found.holder), asked);
             self.count_doubt(found.holder, concerning.is_empty());
             concerning
         };
-        let (mut holders, mut holders_total) = best_of(matches, options, is_sorted, reasons);
-        let is_moved = pairs.bound(&mut holders, asked.usable_max_of_pairs);
+        let (mut holders, mut holders_total) = best_of(matches, options, is_sorted, usable_max_of, reasons);
         holders_total += add_changing(&mut holders, &seen, options, &doubts.namespace.indexer);
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.worker,
@@ -294,9 +296,6 @@ impl Answerer {
         });
         let workers = options.workers.as_deref();
         let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
-        if is_moved && is_sorted {
-            holders.sort_by(|one, other| one.order().cmp(&other.order()));
-        }
         QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: 0,
@@ -407,16 +406,25 @@ fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<It
 
 /// Returns the holders for a reply, best first, at most as many as the query's options allow. Also returns how many
 /// holders there would be without that limit. Unless `is_sorted`, holders with equal numbers of blocks are in no
-/// particular order.
+/// particular order. `usable_max_of` gives the maximum number of blocks that a request can reuse at a holder, if it is
+/// less than at other holders.
 fn best_of(
     matches: &Matches,
     options: &QueryOptions,
     is_sorted: bool,
+    usable_max_of: impl Fn(&HolderRecord) -> Option<u32>,
     mut reasons: impl FnMut(&Match<'_>) -> DegradedReasons,
 ) -> (Vec<HolderMatch>, u32) {
     let mut found: Vec<_> = counted(matches, options).collect();
+    let mut is_deepest_first = true;
+    for found in &mut found {
+        if let Some(usable_max) = usable_max_of(found.holder) {
+            is_deepest_first &= found.usable_blocks <= usable_max;
+            found.usable_blocks = found.usable_blocks.min(usable_max);
+        }
+    }
     // The search has found the deepest first.
-    if is_sorted {
+    if is_sorted || !is_deepest_first {
         found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
     }
     let total = saturating_u32(found.len());
@@ -424,6 +432,10 @@ fn best_of(
     let holders = found.iter().map(|found| {
         let degraded = reasons(found);
         let near = matches.near_blocks(found.holder).filter(|_| options.tiers);
+        let near = near.map(|near| match usable_max_of(found.holder) {
+            Some(usable_max) => near.map(|tier| tier.with_usable_max(usable_max)),
+            None => near,
+        });
         let is_bounded = found.matched_blocks_max > found.matched_blocks;
         let id = &found.holder.id;
         HolderMatch {

@@ -236,6 +236,40 @@ fn small_blocks_may_come_before_the_block_that_they_lie_in() {
 }
 
 #[test]
+fn small_blocks_of_an_engine_that_looks_ahead_differ_by_the_token_after_them() {
+    let mut told = Told::new();
+    let small = |tokens: &[u32], names: &[u64], next| {
+        let ahead = Some(next);
+        Change::Store(Store {
+            ahead,
+            ..halves(None, tokens, names)
+        })
+    };
+    let main = |name, tokens, next| {
+        let ahead = Some(next);
+        Change::Store(Store {
+            ahead,
+            ..block(name, tokens)
+        })
+    };
+    told.step(&[main(4, [0, 1, 2, 3], 4), small(&[0, 1, 2, 3], &[2, 4], 4)]);
+    assert_eq!(counts(&told), (1, 1, true));
+    // The first half of this block is the same, and so is the token after it.
+    told.step(&[main(104, [0, 1, 2, 9], 4), small(&[0, 1, 2, 9], &[104], 4)]);
+    assert_eq!(counts(&told), (2, 2, true));
+    // Here, another token comes after the first half, so that its name is another one.
+    told.step(&[main(204, [0, 1, 8, 9], 4), small(&[0, 1, 8, 9], &[204], 4)]);
+    assert_eq!(counts(&told), (2, 3, true));
+    told.step(&[small(&[0, 1], &[202], 8)]);
+    assert_eq!(counts(&told), (3, 3, true));
+    told.step(&[removed(1, &[2])]);
+    assert_eq!(counts(&told), (1, 3, true));
+    // A window whose names cover no token after the block contradicts the other names.
+    told.step(&[Change::Store(halves(None, &[0, 1], &[2]))]);
+    assert_eq!(told.translator.doubt(), Some(Reason::Lookahead));
+}
+
+#[test]
 fn small_blocks_of_a_block_with_an_image_are_not_known_while_it_is_there() {
     let mut told = Told::new();
     let mut image = block(4, [0, 1, 2, 3]);

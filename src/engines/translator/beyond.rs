@@ -43,8 +43,8 @@ pub(super) struct Beyond {
     own_chunks: OwnChunks,
     /// Whether any stored event so far was about a tier beyond the device (host, disk or remote storage).
     is_used: bool,
-    /// Whether a stored event about a tier beyond the device has told the kind of its group of layers. As far as is
-    /// known, only connectors with a pool of blocks tell the kind.
+    /// Whether a stored event about a tier beyond the device has told the kind of its group of layers. Connectors with a
+    /// pool of blocks always tell the kind, and few others do.
     has_kinds: bool,
     /// Whether an event has given only names, without tokens. Each such name is the name of the last block of a chunk: several
     /// blocks that load only together.

@@ -324,7 +324,7 @@ impl Translator {
             // From a group's first block on, each block must be in this group to count as held. These checks come
             // before the group is learned, so that a group whose blocks are all left out has no such effect.
             self.check_block_size(stored)?;
-            self.check_lookahead(stored)?;
+            self.check_lookahead(stored, self.settings.block_size.as_u32().into())?;
             self.check_adapter(batch, stored)?;
         }
         self.beyond.note_keys(stored);
@@ -378,13 +378,13 @@ impl Translator {
             .judge(size, registered, stored.names.len(), follows_unknown)
     }
 
-    /// Checks how many tokens after a block the engine's name for the block covers. Refuses the event if queries
-    /// cannot cover so many, or if the number differs from that of earlier events.
-    fn check_lookahead(&mut self, stored: &EngineStored) -> Result<(), Reason> {
+    /// Checks how many tokens after a block of `block_size` tokens the engine's name for the block covers. Refuses the
+    /// event if queries cannot cover so many, or if the number differs from that of earlier events.
+    fn check_lookahead(&mut self, stored: &EngineStored, block_size: u64) -> Result<(), Reason> {
         let Content::Tokens { step, window, .. } = stored.content else {
             return Ok(());
         };
-        let size = usize::try_from(self.settings.block_size.as_u32()).unwrap_or(usize::MAX);
+        let size = usize::try_from(block_size).unwrap_or(usize::MAX);
         let ahead = window.saturating_sub(size);
         self.hashes_pairs |= step < window;
         let known = *self.lookahead.get_or_insert(ahead);

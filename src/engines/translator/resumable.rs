@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use kvatlas_core::hash::HashSeed;
+use kvatlas_core::hash::{HashSeed, Token};
 
 use crate::batch::{
     BlockObject, Component, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored,
@@ -144,6 +144,7 @@ impl Translator {
         if let EngineChange::Stored(stored) = change {
             let block = stored.block_size.ok_or(Reason::UnknownGroup)?;
             self.windows.learn(index, kind, block)?;
+            self.check_lookahead(stored, block)?;
         }
         self.step.waiting.push(*change);
         Ok(true)
@@ -199,16 +200,13 @@ impl Translator {
         let Content::Tokens { tokens, step, window } = stored.content else {
             return;
         };
-        if !self.windows.has_small_blocks() || (step, window) != (size, size) {
+        if !self.windows.has_small_blocks() || (step != size && step != window) {
             return;
         }
         let objects = batch.objects(stored.objects);
         let mut reach = start.parent.map_or(Reach::start_of(start.seed), Reach::end_of);
-        let contents = self
-            .contents
-            .chain()
-            .iter()
-            .zip(batch.tokens(tokens).chunks_exact(size));
+        let tokens = blocks_of(batch.tokens(tokens), step, window);
+        let contents = self.contents.chain().iter().zip(tokens);
         for (number, (slot, (sequence, tokens))) in (0..).zip(self.slots.iter().zip(contents)) {
             if !has_object(objects, number) {
                 let cells_max = self.settings.blocks_max;
@@ -376,9 +374,6 @@ impl Translator {
         else {
             return;
         };
-        if step != window {
-            return;
-        }
         let end_of = |slot| self.chain.get(slot).map(|block| Reach::end_of(block.sequence));
         let objects = batch.objects(stored.objects);
         let mut reach = match stored.parent {
@@ -390,10 +385,8 @@ impl Translator {
             }
             None => None,
         };
-        let blocks = batch
-            .hashes(stored.names)
-            .iter()
-            .zip(batch.tokens(tokens).chunks_exact(step));
+        let tokens = blocks_of(batch.tokens(tokens), step, window);
+        let blocks = batch.hashes(stored.names).iter().zip(tokens);
         for (number, (place, (name, tokens))) in (0..).zip(places.iter_mut().zip(blocks)) {
             reach = reach
                 .filter(|_| !has_object(objects, number))
@@ -560,6 +553,12 @@ impl Translator {
         changed.clear();
         self.step.changed = changed;
     }
+}
+
+/// Returns the tokens that the name of each block covers: `window` tokens, from each multiple of `step` on.
+fn blocks_of(tokens: &[Token], step: usize, window: usize) -> impl Iterator<Item = &[Token]> {
+    let starts = (0..tokens.len()).step_by(step.max(1));
+    starts.map_while(move |start| tokens.get(start..)?.get(..window))
 }
 
 /// Whether block `number` of an event has one of `objects`. The objects must be sorted by block number.

@@ -61,7 +61,8 @@ impl Reach {
         Self::end_of(SequenceHash::from(seed.as_u64()))
     }
 
-    /// Returns the prefix that is one small block longer. That small block has the tokens `tokens`.
+    /// Returns the prefix that is one small block longer. The engine's name for that small block covers the tokens
+    /// `tokens`.
     pub(super) fn next(self, tokens: &[Token]) -> Self {
         // `content` covers the seed of the sequence already.
         let block = block_hash(tokens, HashSeed::default());
@@ -284,8 +285,9 @@ impl Spots {
     }
 
     /// Lists the spots (content hashes) of the small blocks in the block in `slot`. That block has the tokens
-    /// `tokens` and comes after the prefix `reach`. Returns a mask of those small blocks that are held. Returns
-    /// `None` if the spots are listed already, or if there would be more cells than 32 bits can number.
+    /// `tokens` and comes after the prefix `reach`. With engines that look ahead, `tokens` also has the tokens after the
+    /// block that its name covers. Returns a mask of those small blocks that are held. Returns `None` if the spots are
+    /// listed already, or if there would be more cells than 32 bits can number.
     pub(super) fn list(&mut self, slot: ChainSlot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
         let end = (slot.place() + 1) * self.kept as usize;
         if self.is_listed(slot) || u32::try_from(end).is_err() {
@@ -295,7 +297,8 @@ impl Spots {
             self.cells.resize(end, Cell::EMPTY);
         }
         let mut mask = 0;
-        for tokens in tokens.chunks_exact(self.block) {
+        let ahead = tokens.len().saturating_sub(self.block * self.fan as usize);
+        for tokens in tokens.windows(self.block + ahead).step_by(self.block) {
             reach = reach.next(tokens);
             if let Some(Within {
                 spot: Some(spot),

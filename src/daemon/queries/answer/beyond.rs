@@ -16,7 +16,7 @@ pub(super) struct QueryLength {
     /// Maximum number of the query's blocks that a request can reuse.
     usable_max: u32,
     /// Maximum number of the query's blocks that a request can reuse at an engine that hashes pairs of tokens.
-    pub(super) usable_max_of_pairs: u32,
+    usable_max_of_pairs: u32,
 }
 
 impl QueryLength {
@@ -30,6 +30,12 @@ impl QueryLength {
             usable_max: usable_max.unwrap_or(blocks).min(blocks),
             usable_max_of_pairs: usable_max_of_pairs(query, indexer),
         }
+    }
+
+    /// Returns the maximum number of the query's blocks that a request can reuse at an engine that hashes pairs of
+    /// tokens. `None` if it is not less than at other engines.
+    pub(super) fn bound_of_pairs(self) -> Option<u32> {
+        Some(self.usable_max_of_pairs).filter(|bound| *bound < self.usable_max)
     }
 
     /// Whether the blocks in nearer tiers, `near`, already reach the length of the query. If so, farther tiers cannot

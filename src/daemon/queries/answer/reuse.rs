@@ -6,8 +6,6 @@
 use kvatlas_core::index::PositionalIndexer;
 use kvatlas_core::wire::{HolderMatch, LAYERS_LABEL, Limit, QueryKey, SingleQuery};
 
-use super::differing;
-
 /// Returns the maximum number of blocks that a request can reuse. `None` if the request's number of tokens is not
 /// known. The block with the last token is never reused, because a request always computes its last token.
 pub(super) fn usable_max(query: &SingleQuery, indexer: &PositionalIndexer) -> Option<u32> {
@@ -29,48 +27,6 @@ fn blocks_before_the_last(computed: u64, query: &SingleQuery, indexer: &Position
     };
     let blocks = tokens.saturating_sub(computed) / u64::from(indexer.settings().block_size.as_u32());
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
-}
-
-/// Holders of an answer whose engines hash pairs of tokens: their positions in the answer.
-#[derive(Debug, Default)]
-pub(super) struct PairHolders {
-    judged: usize,
-    places: Vec<usize>,
-}
-
-impl PairHolders {
-    /// Notes whether the next holder's engine hashes pairs. Called for each holder of the answer, in order.
-    pub(super) fn note(&mut self, hashes_pairs: bool) {
-        if hashes_pairs {
-            self.places.push(self.judged);
-        }
-        self.judged += 1;
-    }
-
-    /// Lowers the numbers of usable blocks of these holders to `usable_max`, the maximum number of blocks that a request
-    /// can reuse at them. Returns whether any number has changed, so that the holders may be out of order.
-    pub(super) fn bound(&self, holders: &mut [HolderMatch], usable_max: u32) -> bool {
-        let mut has_changed = false;
-        for place in &self.places {
-            if let Some(holder) = holders.get_mut(*place) {
-                has_changed |= holder.usable() > usable_max;
-                bound(holder, usable_max);
-            }
-        }
-        has_changed
-    }
-}
-
-fn bound(holder: &mut HolderMatch, usable_max: u32) {
-    let bounded =
-        |matched: u32, usable: Option<u32>| differing(usable.unwrap_or(matched).min(usable_max), matched);
-    holder.usable_blocks = bounded(holder.matched_blocks, holder.usable_blocks);
-    if let Some(device) = holder.device_blocks {
-        holder.device_usable_blocks = bounded(device, holder.device_usable_blocks);
-    }
-    if let Some(host) = holder.host_blocks {
-        holder.host_usable_blocks = bounded(host, holder.host_usable_blocks);
-    }
 }
 
 /// Returns the reason why a request cannot reuse more of a holder's blocks. `limit` is the reason as it is for engines

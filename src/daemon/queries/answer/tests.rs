@@ -102,7 +102,7 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
             ..QueryOptions::default()
         };
         let reasons = |_: &Match<'_>| DegradedReasons::default();
-        let (mut holders, mut total) = best_of(&seen.found, &options, true, reasons);
+        let (mut holders, mut total) = best_of(&seen.found, &options, true, |_| None, reasons);
         total += add_changing(&mut holders, &seen, &options, &namespace.indexer);
         assert_eq!((holders.len(), total), (shown, 3));
     }
@@ -551,9 +551,9 @@ fn engines_that_hash_pairs_compute_the_last_two_tokens() {
     let reasons = [DegradedReason::LooksAhead, DegradedReason::HashesPairs];
     let _single = scene.add("single", &pairs, &ahead);
     let _pairs = scene.add("pairs", &pairs, &reasons);
-    let usable = |tokens: u32| {
+    let first = |limit: Option<u32>, tokens: u32| {
         let tokens: Vec<u32> = (1..=tokens).collect();
-        let reply = scene.ask(prompt(&tokens, None, None), None);
+        let reply = scene.ask(prompt(&tokens, None, None), limit);
         let holders = reply.holders.iter();
         let found = holders.map(|holder| {
             (
@@ -565,11 +565,14 @@ fn engines_that_hash_pairs_compute_the_last_two_tokens() {
         });
         found.collect::<Vec<_>>()
     };
+    let usable = |tokens| first(None, tokens);
     let found = |name: &str, matched, usable| (name.to_owned(), matched, usable, true);
     // Of 9 tokens, 8 can be reused, or 7 by pairs.
     assert_eq!(usable(9), [found("single", 2, 2), found("pairs", 2, 1)]);
     assert_eq!(usable(10), [found("pairs", 2, 2), found("single", 2, 2)]);
     assert_eq!(usable(5), [found("single", 1, 1), found("pairs", 1, 0)]);
+    // A limit keeps the best.
+    assert_eq!(first(Some(1), 9), [found("single", 2, 2)]);
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub(crate) struct Store {
     pub(crate) group: Option<(u32, Option<&'static str>)>,
     /// Length of the group's sliding window, in tokens; `None` for other groups.
     pub(crate) window: Option<u32>,
+    /// The token after the last block, of an engine whose names cover the token after each block, too.
+    pub(crate) ahead: Option<u32>,
 }
 
 impl Store {
@@ -72,6 +74,7 @@ impl Store {
             images: Vec::new(),
             group: None,
             window: None,
+            ahead: None,
         }
     }
 }
@@ -166,6 +169,7 @@ impl Engine {
             store.group.is_some(),
             store.group.is_some_and(|(_, kind)| kind.is_some()),
             store.window.is_some(),
+            store.ahead.is_some(),
         ];
         let entries = 8 + optional.into_iter().map(u32::from).sum::<u32>();
         encode::write_map_len(out, entries).unwrap();
@@ -205,6 +209,15 @@ impl Engine {
         if let Some(window) = store.window {
             text("kv_cache_spec_sliding_window", out);
             encode::write_uint(out, u64::from(window)).unwrap();
+        }
+        if let Some(last) = store.ahead {
+            text("lookahead_token_ids", out);
+            let later = store.tokens.chunks(store.block_size as usize).skip(1);
+            let ahead: Vec<_> = later.map(|block| block[0]).chain([last]).collect();
+            let names = store.names.len();
+            encode::write_array_len(out, u32::try_from(names).unwrap()).unwrap();
+            let own = &ahead[ahead.len() - names..];
+            own.chunks(1).for_each(|ahead| write_tokens(ahead, out));
         }
     }
 
