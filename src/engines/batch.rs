@@ -413,8 +413,7 @@ impl EngineBatch {
         self.doubts.truncate(mark.doubts);
         self.hashes.truncate(mark.hashes);
         self.tokens.truncate(mark.tokens);
-        self.objects.truncate(mark.objects);
-        self.identifiers.truncate(mark.objects);
+        self.truncate_objects(mark.objects);
         self.text.truncate(mark.text);
     }
 
@@ -478,6 +477,30 @@ impl EngineBatch {
         }
         self.objects.push(BlockObject { block, hash });
         self.identifiers.push(Span::new(start, self.text.len()));
+    }
+
+    /// Drops all objects from number `start` on.
+    pub(crate) fn truncate_objects(&mut self, start: usize) {
+        self.objects.truncate(start);
+        self.identifiers.truncate(start);
+    }
+
+    /// Sorts the objects of one event, from number `start` on, by block and hash. Their identifiers are sorted by block
+    /// only: those of one block stay in the order of the prompt.
+    pub(crate) fn sort_objects(&mut self, start: usize) {
+        let objects = self.objects.get_mut(start..).unwrap_or_default();
+        let identifiers = self.identifiers.get_mut(start..).unwrap_or_default();
+        if !objects.is_sorted_by_key(|object| object.block) {
+            let mut by_block: Vec<_> = objects
+                .iter()
+                .map(|object| object.block)
+                .zip(&*identifiers)
+                .collect();
+            by_block.sort_by_key(|(block, _)| *block);
+            let sorted: Vec<Span> = by_block.into_iter().map(|(_, identifier)| *identifier).collect();
+            identifiers.copy_from_slice(&sorted);
+        }
+        objects.sort_unstable();
     }
 
     pub(crate) fn push_text(&mut self, text: &str) -> Span {

@@ -11,6 +11,7 @@ use super::runs::RunStore;
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
 use super::share::Evictable;
 use super::usage::Usage;
+use crate::stream::HolderStatus;
 use crate::wire::HolderId;
 
 /// State of one index, shared by its queries and lanes (threads that apply events). Lanes change the reference counts
@@ -61,6 +62,17 @@ impl IndexShared {
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.runs.is_chain() && self.foreign_holders.load() == 0
+    }
+
+    /// Records whether the hashes of the holder with this status differ from the contract's chain.
+    pub(crate) fn set_foreign_chain(&self, holder: &HolderStatus, is_foreign: bool) {
+        if holder.has_foreign_chain.load() != is_foreign {
+            holder.has_foreign_chain.store(is_foreign);
+            match is_foreign {
+                true => self.foreign_holders.fetch_add(1),
+                false => self.foreign_holders.fetch_sub(1),
+            };
+        }
     }
 
     /// Registers the holder that `make` makes, under a slot: a small number that no other holder of the index has.

@@ -34,6 +34,8 @@ worded! {
         /// A block was stored under a name that orphans (blocks whose parent is unknown) had given as the sequence hash
         /// of their parent. So the orphans may be children of the wrong block.
         AmbiguousParent => "ambiguous_parent",
+        /// An event gives a block by a hash that very many blocks have, so that the index may not find this one.
+        CrowdedHash => "crowded_hash",
     }
 }
 
@@ -46,7 +48,8 @@ impl RejectReason {
             | Self::PositionOutOfRange
             | Self::MissingContent
             | Self::ContentMismatch
-            | Self::AmbiguousParent => Some(DegradedReason::Rejected),
+            | Self::AmbiguousParent
+            | Self::CrowdedHash => Some(DegradedReason::Rejected),
             Self::Capacity => Some(DegradedReason::Capacity),
             Self::ParkingFull | Self::ParkingExpired => Some(DegradedReason::UnknownParent),
         }

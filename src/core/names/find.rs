@@ -8,13 +8,14 @@
 use smallvec::SmallVec;
 
 use crate::hash::SequenceHash;
-use crate::index::runs::{RunWriter, Spot, is_same_at};
+use crate::index::runs::{Places, RunWriter, Spot, is_same_at};
 use crate::index::share::Attributes;
 
 use super::alias::{Alias, Aliases};
+use super::applied::RejectReason;
 use super::form::{Form, NameNotes};
 use super::orphans::{Key, Orphan};
-use super::state::HolderState;
+use super::state::{HolderState, Work};
 
 /// Place of a block that a holder has. The block is in a run of the index, or it is an orphan, that is, a block whose
 /// parent has never arrived.
@@ -101,6 +102,14 @@ impl HolderState {
             None::<()>
         });
         found
+    }
+
+    /// Counts a rejection that puts the holder in doubt, if a search by this sequence hash, or fragment of it, may miss a
+    /// block of the holder: very many blocks have it.
+    pub(super) fn doubt_crowded(&self, hash: u64, work: &mut Work<'_>) {
+        let is_crowded = work.runs.places_of(hash) == Places::TooMany || self.orphans.is_crowded(hash);
+        work.applied
+            .reject(RejectReason::CrowdedHash, usize::from(is_crowded));
     }
 
     /// Finds the block that an event names as a parent, and returns where its children begin. `name` is the engine's

@@ -129,6 +129,14 @@ impl Orphans {
             .chain(others.filter(move |key| Some(*key) != named))
     }
 
+    /// Whether so many orphans have the bits of this sequence hash that [`Self::with_hash`] may miss some.
+    pub(super) fn is_crowded(&self, hash: u64) -> bool {
+        let first = Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0));
+        let mut keys = self.by_hash.range((hash & COMMON_MASK, first)..);
+        keys.nth(SAME_HASH_MAX)
+            .is_some_and(|(own, _)| *own == hash & COMMON_MASK)
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = (Key, &Orphan)> {
         self.blocks.iter().map(|(key, orphan)| (*key, orphan))
     }

@@ -228,6 +228,7 @@ impl HolderState {
                 true => work.applied.count_removed(true),
                 false => {
                     let found = self.find_hash(*hash, &work.runs);
+                    self.doubt_crowded(*hash, work);
                     self.remove_found(found, work);
                 }
             }
@@ -239,7 +240,9 @@ impl HolderState {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| FoundBlock::Orphan(*key));
             let placed = self.find_keys(*key, &work.runs).into_iter();
-            self.remove_found(placed.map(FoundBlock::Placed).chain(orphan).collect(), work);
+            let found = placed.map(FoundBlock::Placed).chain(orphan).collect();
+            self.doubt_crowded(key.current_hash_fragment(), work);
+            self.remove_found(found, work);
         }
     }
 

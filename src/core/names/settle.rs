@@ -1,7 +1,7 @@
 //! Storing single blocks by their lineage hashes. Each block gets its place as soon as its parent has one.
 
 use crate::hash::{Position, SequenceHash};
-use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
+use crate::index::runs::{Places, RunWriter, Spot, Wanted, is_same_at};
 use crate::index::share::{classes, tier_bit};
 
 use super::applied::RejectReason;
@@ -80,6 +80,9 @@ impl HolderState {
         }
         work.applied.stored += 1;
         if !has_place {
+            let is_crowded = work.runs.places_of(key.parent_hash_fragment()) == Places::TooMany;
+            work.applied
+                .reject(RejectReason::CrowdedHash, usize::from(is_crowded));
             return self.orphans.insert(key, orphan);
         }
         self.settle_after(parent, key, &orphan, work);
@@ -106,6 +109,10 @@ impl HolderState {
         let Some((spot, _)) = work.runs.put(parent, position, &hashes, known.is_some()) else {
             return work.reject_full(1);
         };
+        if orphan.nameless != 0 && !work.runs.is_placed(spot) {
+            // A removal will not find this block.
+            work.applied.reject(RejectReason::CrowdedHash, 1);
+        }
         self.settle_at(spot, orphan, &work.runs);
         self.adopt(spot, spot.offset + 1);
     }

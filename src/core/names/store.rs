@@ -267,6 +267,7 @@ impl HolderState {
                 self.find_name(*name, &work.runs).into_iter().collect();
             if found.is_empty() {
                 found = self.find_hash(*name, &work.runs);
+                self.doubt_crowded(*name, work);
             }
             self.mark_found(&found, is_barred, work);
         }
@@ -281,6 +282,7 @@ impl HolderState {
                 .into_iter()
                 .map(FoundBlock::Placed);
             let found: SmallVec<[FoundBlock; 2]> = placed.chain(orphan).collect();
+            self.doubt_crowded(key.current_hash_fragment(), work);
             self.mark_found(&found, is_barred, work);
         }
     }

@@ -177,6 +177,8 @@ impl HolderTurn<'_> {
         if let Resolved::Sequence(sequence) = &resolved
             && sequence.is_foreign
         {
+            // Searches must know before they can see the blocks.
+            self.index.set_foreign_chain(&self.record.status, true);
             self.reject(RejectReason::ForeignChain, sequence.hashes.len());
         }
         Ok(resolved)

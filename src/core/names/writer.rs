@@ -9,7 +9,7 @@ use crate::index::shared::IndexShared;
 use crate::stream::HolderStatus;
 use crate::wire::{BlockNames, DegradedReasons, Event, HolderId, Tier};
 
-use super::applied::{Applied, RejectReason};
+use super::applied::Applied;
 use super::holder::SharedHolder;
 use super::turn::HolderTurn;
 
@@ -103,9 +103,6 @@ impl HolderWriter {
         change: impl FnOnce(&mut HolderTurn<'_>),
     ) {
         self.holder.change(&self.shared, applied, uses_names, change);
-        if applied.rejected(RejectReason::ForeignChain) > 0 {
-            self.set_foreign_chain(true);
-        }
     }
 
     /// Adapts the holder's state to evictions since the last event. Each event begins with the same work; this call
@@ -148,14 +145,7 @@ impl HolderWriter {
 
     /// Records whether the holder's hashes differ from the contract's chain.
     pub fn set_foreign_chain(&mut self, is_foreign: bool) {
-        if self.status().has_foreign_chain.load() != is_foreign {
-            self.status().has_foreign_chain.store(is_foreign);
-            let foreign_holders = &self.shared.foreign_holders;
-            match is_foreign {
-                true => foreign_holders.fetch_add(1),
-                false => foreign_holders.fetch_sub(1),
-            };
-        }
+        self.shared.set_foreign_chain(self.status(), is_foreign);
     }
 
     /// Returns events that, applied in this order, make an empty holder equal to this holder: same blocks, names,

@@ -341,8 +341,9 @@ impl<'a> Fields<'a> {
             },
             Tag::Removed => EngineChange::Removed(self.removed(tier)?),
             // Only a part is cleared, and it is unknown which.
-            _ if self.group_index.is_some() || self.names.is_some_and(|names| !names.is_empty()) => {
-                return Ok(Verdict::LeftOut(Reason::UnknownEvent));
+            _ if self.is_partial_clear() => return Ok(Verdict::LeftOut(Reason::UnknownEvent)),
+            _ if self.medium.is_some() && tier != Tier::DEVICE => {
+                return Ok(Verdict::LeftOutOf(tier, Reason::UnclearTier));
             }
             _ => EngineChange::Cleared,
         };
@@ -354,6 +355,12 @@ impl<'a> Fields<'a> {
         };
         components::push(components, event, batch);
         Ok(Verdict::Taken)
+    }
+
+    /// Whether the event, which is a clear, clears only some groups or blocks.
+    fn is_partial_clear(&self) -> bool {
+        let has_names = self.names.is_some_and(|names| !names.is_empty());
+        self.group_index.is_some() || self.components.is_some() || has_names
     }
 
     fn group(&self) -> Group {
@@ -465,7 +472,7 @@ impl<'a> Fields<'a> {
         if let Some(reader) = &self.objects {
             // These lists hold the same objects as the extra keys, in another form, so the extra keys' objects are
             // dropped.
-            batch.objects.truncate(start);
+            batch.truncate_objects(start);
             read_object_lists(names.len(), &mut reader.clone(), batch)?;
         }
         if let Some(reader) = &self.image_keys {
@@ -476,7 +483,7 @@ impl<'a> Fields<'a> {
             let size = self.block_size.and_then(|size| usize::try_from(size).ok());
             read_text_tokens(size.unwrap_or(step), *count, &mut reader.clone(), batch)?;
         }
-        batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
+        batch.sort_objects(start);
         Ok(salt)
     }
 

@@ -1,10 +1,11 @@
 //! Doubts about a holder's blocks: the place among the events at which a doubt begins, and the events that end it.
 
 use kvatlas_core::hash::{BlockSize, HashSeed};
+use kvatlas_core::wire::Tier;
 use kvatlas_engines::{Format, Reason, Translation, Translator, TranslatorSettings, Untold};
 use serde_json::{Value, json};
 
-use crate::common::{Naive, contract_chain, decode, translator};
+use crate::common::{Naive, contract_chain, decode, restarted, translator};
 
 const SIZE: u32 = 4;
 
@@ -147,12 +148,25 @@ fn what_clears_less_than_everything_is_in_doubt() {
     for clear in [
         json!({"type": "AllBlocksCleared", "group_idx": 1}),
         json!({"type": "AllBlocksCleared", "block_hashes": [1]}),
+        json!({"type": "AllBlocksCleared", "component_type": "SWA"}),
         json!(["AllBlocksCleared", 7]),
     ] {
         let mut engine = Followed::new(Format::Vllm);
         engine.hear(&[stored(&[1], None, 0, SIZE)]);
         assert!(engine.hear(std::slice::from_ref(&clear)).is_some(), "{clear}");
         assert_eq!(engine.blocks(), 1, "{clear}");
+    }
+    // A clear of another tier leaves the device as it is.
+    for clear in [
+        json!({"type": "AllBlocksCleared", "medium": "CPU"}),
+        json!(["AllBlocksCleared", "CPU"]),
+    ] {
+        let mut engine = Followed::new(Format::Vllm);
+        engine.hear(&[stored(&[1], None, 0, SIZE)]);
+        assert_eq!(engine.hear(std::slice::from_ref(&clear)), None, "{clear}");
+        assert_eq!(engine.blocks(), 1, "{clear}");
+        let doubts: Vec<_> = engine.translator.tier_doubts().collect();
+        assert_eq!(doubts, [(Tier::HOST, Reason::UnclearTier)], "{clear}");
     }
     // A clear of another system is not about this engine's blocks.
     let mut engine = Followed::new(Format::Vllm);
@@ -408,7 +422,7 @@ fn a_child_has_its_parents_adapter() {
 }
 
 #[test]
-fn one_content_under_two_names_is_in_doubt_while_it_has_both() {
+fn one_content_under_two_names_is_in_doubt_until_it_has_gone() {
     let mut engine = Followed::new(Format::Sglang);
     engine.hear(&[stored(&[1, 2], None, 0, SIZE)]);
     assert_eq!(
@@ -417,9 +431,16 @@ fn one_content_under_two_names_is_in_doubt_while_it_has_both() {
     );
     assert_eq!(engine.hear(&[removed(&[1])]), Some(Reason::HiddenKey));
     assert_eq!(engine.blocks(), 2);
-    assert_eq!(engine.hear(&[removed(&[12])]), None);
+    // Neither prefix has both blocks now.
+    assert_eq!(engine.hear(&[removed(&[12])]), Some(Reason::HiddenKey));
     assert_eq!(engine.blocks(), 2);
-    assert_eq!(engine.hear(&[removed(&[2, 11])]), None);
+    let settings = TranslatorSettings {
+        block_size: BlockSize::new(SIZE).unwrap(),
+        ..TranslatorSettings::for_format(Format::Sglang)
+    };
+    engine.translator = restarted(&engine.translator, settings);
+    assert_eq!(engine.hear(&[removed(&[2])]), Some(Reason::HiddenKey));
+    assert_eq!(engine.hear(&[removed(&[11])]), None);
     assert_eq!((engine.blocks(), engine.translator.names()), (0, 0));
 }
 

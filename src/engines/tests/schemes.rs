@@ -4,7 +4,8 @@ use std::io::BufRead;
 
 use kvatlas_core::hash::{BlockSize, SchemeChains, SequenceHash};
 use kvatlas_engines::{
-    DecodeLimits, Decoder, EngineBatch, Format, Reason, Translation, Translator, TranslatorSettings,
+    DecodeLimits, Decoder, EngineBatch, EngineChange, Format, Reason, Translation, Translator,
+    TranslatorSettings,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -114,6 +115,40 @@ fn images_come_in_the_order_of_the_prompt_and_the_salt_behind_them() {
     let first = steps.next(steps.root(None), &tokens(0, 1), &[one, two, "salt"]);
     let second = steps.next(first, &tokens(SIZE, 1), &[two]);
     assert_eq!((held(&naive), doubt), (sorted(vec![first, second]), None));
+}
+
+#[test]
+fn identifiers_belong_to_their_own_events_and_blocks() {
+    let stored = |name: u64, more: Value| {
+        let mut event = json!({
+            "type": "BlockStored", "block_hashes": [name, name + 1], "parent_block_hash": null,
+            "token_ids": tokens(0, 2), "block_size": SIZE, "medium": "GPU",
+        });
+        event
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        event
+    };
+    let infos = json!([{"mm_objects": [{"mm_hash": 5}]}, null]);
+    let one = stored(
+        1,
+        json!({"extra_keys": [[["one", 0]], null], "block_mm_infos": infos}),
+    );
+    let two = stored(
+        11,
+        json!({"extra_keys": [null, [["two", 0]]], "mm_keys": [[{"hash": "three"}], null]}),
+    );
+    let payload = rmp_serde::to_vec_named(&json!([1.5, [one, two], 0])).unwrap();
+    let mut batch = EngineBatch::default();
+    let mut decoder = Decoder::new(Format::Vllm, DecodeLimits::default());
+    decoder.decode(&payload, &mut batch).unwrap();
+    let of_events = batch.events().iter().map(|event| match &event.change {
+        EngineChange::Stored(stored) => batch.identifiers(stored.objects).collect::<Vec<_>>(),
+        _ => Vec::new(),
+    });
+    let expected = [vec!["object:0000000000000005"], vec!["three", "two"]];
+    assert_eq!(of_events.collect::<Vec<_>>(), expected);
 }
 
 #[test]

@@ -394,6 +394,23 @@ fn blocks_that_main_attention_has_lost_in_the_same_step_are_placed() {
 }
 
 #[test]
+fn removals_from_a_group_without_blocks_do_not_wait_for_its_first() {
+    let mut told = Told::of(Translator::new(TranslatorSettings {
+        block_size: BlockSize::new(SIZE).unwrap(),
+        groups: GroupFacts {
+            kinds: vec![GroupKind::Main, GroupKind::State],
+            ..GroupFacts::default()
+        },
+        ..TranslatorSettings::default()
+    }));
+    told.step(&[main(0..4)]);
+    told.step(&[removed(1, &[77])]).step(&[removed(1, &[78])]);
+    told.step(&[stored(1, "mamba", None, SIZE, 0..4, &[4])]);
+    assert_eq!(told.last.reasons.of(Reason::NotHeld), 0);
+    assert_eq!(told.resumable(), BTreeSet::from([4]));
+}
+
+#[test]
 fn what_is_not_told_of_groups_leaves_hits_unknown() {
     let hides = |changes: &[Change]| {
         let mut told = Told::new();

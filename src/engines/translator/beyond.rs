@@ -158,10 +158,6 @@ impl Translator {
 
     pub(super) fn tier_doubt(&self, tier: TierIndex) -> Option<Reason> {
         let has_ends = self.beyond.chunks[tier] > 1 && self.beyond.has_ends;
-        let has_aliases = || {
-            let elsewhere = self.groups.aliases() > self.groups.device_aliases();
-            elsewhere && self.groups.has_in(tier)
-        };
         self.beyond.doubts[tier]
             .or(has_ends.then_some(Reason::UnknownChunk))
             .or_else(|| self.has_load_minimum(tier).then_some(Reason::LoadMinimum))
@@ -170,7 +166,7 @@ impl Translator {
                 let is_silent = !self.settings.tells_beyond && self.groups.has_in(tier);
                 is_silent.then_some(Reason::NoRemovals)
             })
-            .or_else(|| has_aliases().then_some(Reason::HiddenKey))
+            .or_else(|| (self.groups.mixed_in(tier) > 0).then_some(Reason::HiddenKey))
     }
 
     /// Whether a request loads blocks from `tier` only if enough of them are beyond those on the device. vLLM's

@@ -79,6 +79,10 @@ pub(super) struct SavedName(
 pub(super) struct SavedGroups {
     pub(super) lanes: Vec<(Option<u32>, Vec<SavedName>)>,
     pub(super) others: Vec<u32>,
+    /// For each of `lanes`, the slots of blocks that have had two names at one time, and whether they had them on the
+    /// device. Absent in states of earlier versions.
+    #[serde(default)]
+    pub(super) mixed: Vec<Vec<(u32, bool)>>,
 }
 
 /// A name in a group other than main attention. Its block ends where a block of the contract ends. Fields: the name,

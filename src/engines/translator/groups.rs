@@ -47,6 +47,7 @@ impl HolderGroups {
         SavedGroups {
             lanes: lanes.collect(),
             others: self.others.clone(),
+            mixed: self.lanes.iter().map(|(_, lane)| lane.save_mixed()).collect(),
         }
     }
 
@@ -61,6 +62,9 @@ impl HolderGroups {
                 return Err(SavedError::Contradiction("a group comes twice"));
             }
             groups.lanes.push((index, GroupLane::restore(names, chain)?));
+        }
+        for ((_, lane), mixed) in groups.lanes.iter_mut().zip(saved.mixed) {
+            lane.restore_mixed(mixed, chain)?;
         }
         groups.find_split();
         match groups.lanes.len() <= LANES_MAX && groups.others.len() <= OTHERS_MAX {
@@ -102,16 +106,9 @@ impl HolderGroups {
         self.split.clear();
     }
 
-    /// Number of additional block names, in all groups of layers. If a block has n names in a group, n − 1 of them
-    /// are additional.
-    pub(super) fn aliases(&self) -> usize {
-        self.lanes.iter().map(|(_, lane)| lane.aliases()).sum()
-    }
-
-    /// Number of additional block names on the device, in all groups of layers. If a block on the device has n names
-    /// in a group, n − 1 of them are additional.
-    pub(super) fn device_aliases(&self) -> usize {
-        self.lanes.iter().map(|(_, lane)| lane.device_aliases()).sum()
+    /// Number of blocks in the tier that have had two names at one time, in all groups of layers.
+    pub(super) fn mixed_in(&self, tier: TierIndex) -> usize {
+        self.lanes.iter().map(|(_, lane)| lane.mixed_in(tier)).sum()
     }
 
     /// Number of block names that have only uncertain copies on the device. The device may no longer have the blocks of

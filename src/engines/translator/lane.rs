@@ -65,10 +65,12 @@ pub(super) struct GroupLane {
     names: HashMap<u64, Name>,
     /// The names of each block, by the index of its slot.
     held: Vec<BlockNameCounts>,
-    /// Number of additional names. If a block has n names, n − 1 of them are additional.
-    aliases: usize,
-    /// Number of additional names on the device. If a block on the device has n names, n − 1 of them are additional.
-    device_aliases: usize,
+    /// The mixed blocks: those that have had two names at one time. The engine then tells two blocks apart by something
+    /// that its events do not tell. For which of the two a name stands is unknown, even if the other name has gone. The
+    /// value tells whether the block has had two names on the device since it was not there.
+    mixed: HashMap<ChainSlot, bool>,
+    /// For each tier, the number of mixed blocks there. On the device, only those count that have had two names there.
+    mixed_in: PerTier<usize>,
     /// For each tier, the number of names that have a copy there.
     names_in: PerTier<usize>,
     /// Number of names whose copies on the device are all uncertain.
@@ -98,8 +100,10 @@ impl GroupLane {
                 return Err(SavedError::Contradiction("a name has no copies, or comes twice"));
             }
             chain.add_name(slot);
-            lane.aliases += usize::from(lane.holds_anywhere(slot));
             lane.unclear += usize::from(known.is_unclear());
+            if lane.holds_anywhere(slot) {
+                lane.mix(slot);
+            }
             for tier in TierIndex::ALL {
                 if copies[tier] > 0 {
                     lane.count_held(slot, name, tier);
@@ -107,6 +111,26 @@ impl GroupLane {
             }
         }
         Ok(lane)
+    }
+
+    /// Returns the mixed blocks, in saved form.
+    pub(super) fn save_mixed(&self) -> Vec<(u32, bool)> {
+        let saved = |(slot, on_device): (&ChainSlot, &bool)| (slot.number(), *on_device);
+        self.mixed.iter().map(saved).collect()
+    }
+
+    /// Restores the mixed blocks, whose names have been restored.
+    pub(super) fn restore_mixed(&mut self, saved: Vec<(u32, bool)>, chain: &Chain) -> Result<(), SavedError> {
+        for (slot, on_device) in saved {
+            let slot = chain.slot_in_use(slot)?;
+            if self.holds_anywhere(slot) {
+                self.mix(slot);
+            }
+            if on_device && self.holds(slot, TierIndex::DEVICE) {
+                self.mix_on_device(slot);
+            }
+        }
+        Ok(())
     }
 
     /// The names, each with the block that it stands for.
@@ -121,8 +145,9 @@ impl GroupLane {
     pub(super) fn clear(&mut self) {
         self.names.clear();
         self.held.clear();
-        (self.aliases, self.device_aliases, self.unclear) = (0, 0, 0);
-        self.names_in = PerTier::default();
+        self.mixed.clear();
+        (self.mixed_in, self.names_in) = (PerTier::default(), PerTier::default());
+        self.unclear = 0;
     }
 
     /// Number of block names that have only uncertain copies on the device. The device may no longer have the blocks of
@@ -144,12 +169,9 @@ impl GroupLane {
         }
     }
 
-    pub(super) fn aliases(&self) -> usize {
-        self.aliases
-    }
-
-    pub(super) fn device_aliases(&self) -> usize {
-        self.device_aliases
+    /// Number of blocks in the tier that have had two names at one time.
+    pub(super) fn mixed_in(&self, tier: TierIndex) -> usize {
+        self.mixed_in[tier]
     }
 
     /// Whether the group of layers has at least one block in the tier.
@@ -236,7 +258,9 @@ impl GroupLane {
                 });
                 chain.add_name(slot);
                 let is_alias = self.holds_anywhere(slot);
-                self.aliases += usize::from(is_alias);
+                if is_alias {
+                    self.mix(slot);
+                }
                 self.count_held(slot, name, tier);
                 Ok(AddedCopy { slot, is_alias })
             }
@@ -248,9 +272,47 @@ impl GroupLane {
             held.last = name;
             let names = &mut held.names_in[tier];
             *names = names.saturating_add(1);
-            self.device_aliases += usize::from(tier == TierIndex::DEVICE && *names > 1);
+            match *names {
+                1 if tier != TierIndex::DEVICE => {
+                    self.mixed_in[tier] += usize::from(self.mixed.contains_key(&slot));
+                }
+                2.. if tier == TierIndex::DEVICE => self.mix_on_device(slot),
+                _ => {}
+            }
         }
         self.names_in[tier] += 1;
+    }
+
+    /// Notes that the block has two names.
+    fn mix(&mut self, slot: ChainSlot) {
+        if let Entry::Vacant(entry) = self.mixed.entry(slot) {
+            entry.insert(false);
+            for tier in TierIndex::BEYOND {
+                self.mixed_in[tier] += usize::from(self.holds(slot, tier));
+            }
+        }
+    }
+
+    /// Notes that the block has two names on the device.
+    fn mix_on_device(&mut self, slot: ChainSlot) {
+        self.mix(slot);
+        if let Some(on_device) = self.mixed.get_mut(&slot)
+            && !std::mem::replace(on_device, true)
+        {
+            self.mixed_in[TierIndex::DEVICE] += 1;
+        }
+    }
+
+    /// Notes that the block has gone from the tier.
+    fn unmix(&mut self, slot: ChainSlot, tier: TierIndex) {
+        let Some(on_device) = self.mixed.get_mut(&slot) else {
+            return;
+        };
+        let was_counted = tier != TierIndex::DEVICE || std::mem::take(on_device);
+        self.mixed_in[tier] -= usize::from(was_counted);
+        if !self.holds_anywhere(slot) {
+            self.mixed.remove(&slot);
+        }
     }
 
     /// Takes a copy away, if there is one. With the last copy of a name, the name is removed, too.
@@ -271,21 +333,28 @@ impl GroupLane {
         }
         self.unclear += usize::from(name.is_unclear());
         self.unclear -= usize::from(was_unclear);
+        let is_name_gone = name.copies == PerTier::default();
+        if is_name_gone {
+            entry.remove();
+            chain.drop_name(slot);
+        }
         if is_last {
-            if let Some(held) = self.held.get_mut(slot.place()) {
-                let names = &mut held.names_in[tier];
-                self.device_aliases -= usize::from(tier == TierIndex::DEVICE && *names > 1);
-                *names = names.saturating_sub(1);
-            }
             self.names_in[tier] = self.names_in[tier].saturating_sub(1);
+            let names = self
+                .held
+                .get_mut(slot.place())
+                .map(|held| &mut held.names_in[tier]);
+            if let Some(names) = names {
+                *names = names.saturating_sub(1);
+                if *names == 0 {
+                    self.unmix(slot, tier);
+                }
+            }
         }
-        if entry.get().copies != PerTier::default() {
-            return Taken::Copy(slot);
+        match is_name_gone {
+            true => Taken::Name(slot),
+            false => Taken::Copy(slot),
         }
-        entry.remove();
-        chain.drop_name(slot);
-        self.aliases -= usize::from(self.holds_anywhere(slot));
-        Taken::Name(slot)
     }
 
     /// Removes all names, with their copies.

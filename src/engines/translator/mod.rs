@@ -133,14 +133,17 @@ impl Translator {
     ///
     /// - [`TranslatorSettings::is_untold`] is a doubt that never ends.
     /// - [`Reason::BlockSize`] ends with a block of the registered size.
-    /// - [`Reason::HiddenKey`] ends when no block on the device has two names.
+    /// - [`Reason::HiddenKey`] ends when the device has no block that has had two names there.
     /// - [`Reason::Reported`] ends when each block on the device has a copy that is certain.
     pub fn doubt(&self) -> Option<Reason> {
         let when = |is_so: bool, reason| is_so.then_some(reason);
         self.doubt
             .or(when(self.settings.is_untold, Reason::Untold))
             .or(when(self.sizes.is_doubted(), Reason::BlockSize))
-            .or(when(self.groups.device_aliases() > 0, Reason::HiddenKey))
+            .or(when(
+                self.groups.mixed_in(TierIndex::DEVICE) > 0,
+                Reason::HiddenKey,
+            ))
             .or(when(self.groups.unclear() > 0, Reason::Reported))
     }
 

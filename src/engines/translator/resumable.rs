@@ -226,6 +226,8 @@ impl Translator {
         output: &mut Translation,
     ) {
         if !self.chain.has_tree() {
+            // No window or state is known, so these changes are removals of blocks that none has.
+            self.step.waiting.clear();
             return;
         }
         let mut waiting = std::mem::take(&mut self.step.waiting);

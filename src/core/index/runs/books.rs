@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::heads::HeadCounts;
 use super::run::{Column, Run, column_words};
+use super::waiting::WaitingBlocks;
 use super::{RUN_BLOCKS_MAX, RunId};
 use crate::epoch::Guard;
 use crate::index::usage::Change;
@@ -32,6 +33,9 @@ pub(super) struct RunBooks {
     pub(super) heads: HeadCounts,
     /// Table from hashes to the places of all blocks; see `places.rs`.
     pub(super) places: NameMap,
+    /// Blocks that the table does not have, because too many other blocks have the same hash.
+    pub(super) waiting: WaitingBlocks,
+    /// Number of bytes of `places` and `waiting`.
     pub(super) places_bytes: i64,
     /// Changes of the used blocks and bytes that have not been added to the index's usage yet.
     pub(super) change: Change,

@@ -77,7 +77,8 @@ impl Header {
         !is_busy && self.version() == version
     }
 
-    /// Makes the run empty, with its start at `position` and without children. The change counter stays as it is.
+    /// Makes the run empty, with its start at `position` and without children. The change counter stays as it is. The
+    /// caller makes this a step of its own, because a search may have found the run that had this number before.
     pub(crate) fn begin_at(&self, position: u32) {
         self.change(!STEPS_MASK, u64::from(position) & START_MASK);
     }

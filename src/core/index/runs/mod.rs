@@ -15,6 +15,7 @@
 //! | `usable.rs` | how many leading blocks of a chain each holder can use |
 //! | `heads.rs` | hash table for readers: finds the run that begins after a given block with a given hash |
 //! | `places.rs` | table from the hashes of all blocks to their places, for turns |
+//! | `waiting.rs` | blocks for which that table has no room |
 //! | `store.rs`, `books.rs` | the runs of an index; state that only the writer whose turn it is uses |
 //! | `writer.rs`, `barring.rs`, `trim.rs` | changing runs; changing their bars; cutting off blocks that no holder has |
 //! | `recency.rs` | which runs were used longest ago |
@@ -34,6 +35,7 @@ mod slab;
 mod store;
 mod trim;
 mod usable;
+mod waiting;
 mod writer;
 
 pub(crate) use bars::{Barred, STEPS};

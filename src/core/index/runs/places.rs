@@ -11,7 +11,8 @@ use super::writer::{RunView, RunWriter};
 use super::{RunId, Spot};
 use crate::name_map::NameMap;
 
-/// Maximum number of places that the table keeps for one hash. The table does not find further blocks with that hash.
+/// Maximum number of places that the table keeps for one hash, so that a search ends soon. Further blocks with that hash
+/// wait until one of these places becomes free (see `waiting.rs`). The table does not find a block that waits.
 const EQUAL_MAX: usize = 16;
 
 /// Number of places in `places` whose blocks have the hash `key`, compared only in the bits of [`COMMON_MASK`].
@@ -32,7 +33,7 @@ fn place(run: RunId, offset: usize) -> u64 {
 impl RunWriter<'_> {
     /// Enters new blocks of a run into the table that finds blocks by hash.
     pub(super) fn place(&mut self, id: RunId, blocks: Range<usize>) {
-        let (store, guard, places) = (self.store, &self.guard, &mut self.state.places);
+        let (store, guard, books) = (self.store, &self.guard, &mut *self.state);
         let Some(run) = store.run(id, guard) else { return };
         let column = run.column(guard);
         let (mut doubles, mut from) = (store.doubles(), blocks.start);
@@ -42,29 +43,54 @@ impl RunWriter<'_> {
                 (hash ^ column.hash(from + index)) & COMMON_MASK == 0
             };
             let is_new = |_, equal| {
-                doubles += u64::from(equal > 0 && equal < EQUAL_MAX);
+                doubles += u64::from(equal > 0);
                 equal < EQUAL_MAX
             };
             let names = (from..blocks.end).map(|offset| column.hash(offset) & COMMON_MASK);
-            // `insert_run` stops at a block whose hash has the maximum number of places already. The loop goes on after
-            // this block.
-            from += places.insert_run(names, place(id, from), is_equal, is_new) + 1;
+            from += books.places.insert_run(names, place(id, from), is_equal, is_new);
+            // `insert_run` stops at a block whose hash has the maximum number of places already.
+            if from < blocks.end {
+                let key = column.hash(from) & COMMON_MASK;
+                books.waiting.insert(key, place(id, from));
+                from += 1;
+            }
         }
         self.account_places(doubles);
     }
 
-    /// Removes blocks of a run from the table that finds blocks by hash. The caller cuts these blocks off next.
+    /// Removes blocks of a run from the table that finds blocks by hash. Blocks that wait for one of their places get
+    /// them. The caller cuts the removed blocks off next.
     pub(super) fn displace(&mut self, id: RunId, blocks: Range<usize>) {
-        let (store, guard, places) = (self.store, &self.guard, &mut self.state.places);
+        let (store, guard, books) = (self.store, &self.guard, &mut *self.state);
         let Some(run) = store.run(id, guard) else { return };
         let (column, from) = (run.column(guard), blocks.start);
         let key_of = |offset: usize| column.hash(offset) & COMMON_MASK;
         let mut doubles = store.doubles();
-        places.remove_run(blocks.map(key_of), place(id, from), |places, index| {
-            let view = RunView { store, guard };
-            let is_double = doubles > 0 && equal_places(places, key_of(from + index), view) > 0;
-            doubles -= u64::from(is_double);
-        });
+        let waiting = &mut books.waiting;
+        if !waiting.is_empty() {
+            let gone = blocks.clone();
+            let gone = gone.filter(|offset| waiting.remove(key_of(*offset), place(id, *offset)));
+            doubles -= gone.count() as u64;
+        }
+        let mut free: Vec<u64> = Vec::new();
+        books
+            .places
+            .remove_run(blocks.map(key_of), place(id, from), |places, index| {
+                if doubles == 0 {
+                    return;
+                }
+                let (view, key) = (RunView { store, guard }, key_of(from + index));
+                let is_awaited = waiting.next(key).is_some();
+                let is_double = is_awaited || equal_places(places, key, view) > 0;
+                doubles -= u64::from(is_double);
+                free.extend(is_awaited.then_some(key));
+            });
+        for key in free {
+            if let Some(next) = books.waiting.next(key) {
+                books.waiting.remove(key, next);
+                books.places.insert(key, next);
+            }
+        }
         self.account_places(doubles);
     }
 
@@ -72,7 +98,7 @@ impl RunWriter<'_> {
         if self.store.doubles() != doubles {
             self.store.doubts.doubles.store(doubles, Ordering::Relaxed);
         }
-        let bytes = self.state.places.bytes().cast_signed();
+        let bytes = (self.state.places.bytes() + self.state.waiting.bytes()).cast_signed();
         self.state.change.bytes += bytes - self.state.places_bytes;
         self.state.places_bytes = bytes;
     }
@@ -89,10 +115,11 @@ impl RunWriter<'_> {
         if !self.has_doubles() {
             return Places::Single;
         }
-        match equal_places(&self.state.places, hash & COMMON_MASK, self.view()) {
+        let key = hash & COMMON_MASK;
+        match equal_places(&self.state.places, key, self.view()) {
             0 | 1 => Places::Single,
-            2..EQUAL_MAX => Places::Several,
-            _ => Places::TooMany,
+            EQUAL_MAX.. if self.state.waiting.next(key).is_some() => Places::TooMany,
+            _ => Places::Several,
         }
     }
 
@@ -103,10 +130,8 @@ impl RunWriter<'_> {
 
     /// Whether the table finds a block by its hash. It does not if too many other blocks have the same hash.
     pub(crate) fn is_placed(&self, spot: Spot) -> bool {
-        !self.has_doubles()
-            || self
-                .find_place(self.hash(spot), |other| (other == spot).then_some(()))
-                .is_some()
+        let waiting = &self.state.waiting;
+        waiting.is_empty() || !waiting.contains(self.hash(spot) & COMMON_MASK, spot.bits())
     }
 
     pub(crate) fn prefetch_place(&self, hash: u64) {
@@ -119,8 +144,8 @@ impl RunWriter<'_> {
 pub(crate) enum Places {
     /// The hash has at most one place.
     Single,
-    /// The hash has several places, fewer than [`EQUAL_MAX`].
+    /// The hash has several places.
     Several,
-    /// The hash has so many places that the table may not find all of them.
+    /// The hash has more places than [`EQUAL_MAX`], so the table does not find all of them.
     TooMany,
 }

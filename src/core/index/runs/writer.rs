@@ -56,6 +56,15 @@ impl<'g> RunView<'g> {
 }
 
 impl RunStore {
+    /// Counts the beginning or the end of a step of a run.
+    fn count_step(&self, run: &Run) {
+        if run.header.is_last_step() {
+            // The wrap-around is counted before it happens.
+            self.doubts.wraps.fetch_add(1, Ordering::Release);
+        }
+        run.header.count_step();
+    }
+
     /// Waits for the lock that is needed to change the runs. While the returned value lives, no other thread changes
     /// the runs.
     pub(crate) fn write(&self) -> RunWriter<'_> {
@@ -327,9 +336,13 @@ impl<'s> RunWriter<'s> {
         state.births = state.births.wrapping_add(1);
         state.change.bytes += self.store.slab.make(id, &self.guard);
         let run = self.store.run(id, &self.guard)?;
+        // A search may have found the run that had this number before, and still read its start.
+        self.store.count_step(run);
+        fence(Ordering::Release);
         run.parent.store(parent.map_or(0, Spot::bits), Ordering::Relaxed);
         run.first.store(first, Ordering::Relaxed);
         run.header.begin_at(position);
+        self.store.count_step(run);
         run.is_twin.store(u32::from(is_twin), Ordering::Relaxed);
         if is_twin {
             // The count is raised before any holder has a block of the run.
@@ -388,21 +401,16 @@ impl<'s> RunWriter<'s> {
     /// Makes a change that searches see wholly or not at all: `change` sets which blocks of these runs a holder has.
     /// The runs' change counters are raised before and after `change`.
     pub(crate) fn step(&mut self, runs: &[RunId], change: impl FnOnce(&mut Self)) {
-        runs.iter().for_each(|id| self.count_step(*id));
+        let count = |runs: &Self, id: &RunId| {
+            runs.run(*id)
+                .into_iter()
+                .for_each(|run| runs.store.count_step(run))
+        };
+        runs.iter().for_each(|id| count(self, id));
         // A reader that sees a change of the step also sees that the step has begun.
         fence(Ordering::Release);
         change(self);
-        runs.iter().for_each(|id| self.count_step(*id));
-    }
-
-    fn count_step(&self, id: RunId) {
-        if let Some(run) = self.run(id) {
-            if run.header.is_last_step() {
-                // The wrap-around is counted before it happens.
-                self.store.doubts.wraps.fetch_add(1, Ordering::Release);
-            }
-            run.header.count_step();
-        }
+        runs.iter().for_each(|id| count(self, id));
     }
 
     /// Sets the roster entry of a holder in a run; an empty entry removes the holder's entry. Returns the entry's

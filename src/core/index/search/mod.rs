@@ -217,7 +217,9 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
             finder.split();
         }
         point();
-        if turn.is_some() || finder.is_of_one_instant() && shared.runs.wraps() == start.wraps {
+        // A step that gives a hash a second parent counts it before anything of the step is seen.
+        let was_chain = || !finder.is_chain || shared.is_chain();
+        if turn.is_some() || finder.is_of_one_instant() && shared.runs.wraps() == start.wraps && was_chain() {
             return finder.found;
         }
     }

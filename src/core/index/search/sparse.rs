@@ -114,7 +114,8 @@ pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search:
         is_chain: true,
         found: Groups::new(),
     };
-    sparse.is_chain = !runs.has_doubles() || sparse.meets_no_double();
+    let has_foreign = shared.foreign_holders.load() > 0;
+    sparse.is_chain = !has_foreign && (!runs.has_doubles() || sparse.meets_no_double());
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let first = sparse.holders(0, asked.as_ref().unwrap_or(&directory.taken));
     match sparse.is_chain {

@@ -132,7 +132,12 @@ impl Run {
         let number = random.below(self.holders.len());
         let path = self.tree.path(random.below(self.tree.hashes.len()));
         let tier = u8::from(random.chance(20));
-        if random.chance(55) {
+        if random.below(200) == 0 {
+            // Blocks of the other holders get the places that become free.
+            let (_, writer, model) = &mut self.holders[number];
+            writer.apply(Event::Cleared, Tier::DEVICE, 0);
+            *model = Model::default();
+        } else if random.chance(55) {
             self.store(random, number, &path, tier);
         } else {
             self.remove(random, number, &path, tier);

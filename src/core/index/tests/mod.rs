@@ -3,6 +3,7 @@
 mod attacks;
 mod colliding;
 mod concurrency;
+mod crowded;
 mod defects;
 mod differential;
 mod event_forms;
@@ -17,6 +18,7 @@ mod namespaces;
 mod operation;
 mod oracle;
 mod parking;
+mod passing;
 mod rules;
 mod slot_sets;
 mod sparse;
