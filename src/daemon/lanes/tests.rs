@@ -9,8 +9,8 @@ use kvatlas_core::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Nam
 use kvatlas_core::snapshot::{Frame, HolderFrame};
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{
-    DegradedReason, Event, EventBatch, Labels, NamespaceName, QueryKey, RemovedBlocks, Shard, StoredBlocks,
-    Subjects, Tier, WireLimits, WorkerName,
+    DegradedReason, DegradedReasons, Event, EventBatch, Labels, NamespaceName, QueryKey, RemovedBlocks,
+    Shard, StoredBlocks, Subjects, Tier, WireLimits, WorkerName,
 };
 use kvatlas_telemetry::labels::LaneWork;
 
@@ -300,6 +300,28 @@ async fn a_holder_that_was_certain_in_its_first_frame_only_is_unverified() {
         let reasons = namespace.indexer.holders()[0].status.reasons(&trust);
         assert_eq!(reasons.bits(), degraded_bits);
     }
+}
+
+#[tokio::test]
+async fn a_doubt_of_a_later_version_stays_until_the_publisher_has_sent_its_full_state() {
+    let pool = pool();
+    let holder = HolderFrame {
+        degraded_bits: 1 << 28,
+        ..frame(7)
+    };
+    pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
+        .await
+        .unwrap();
+    pool.drain().await.unwrap();
+    let namespace = pool.namespaces.get(&holder.namespace).unwrap();
+    let reasons = namespace.indexer.holders()[0].status.own_reasons();
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unknown));
+    let worker = WorkerKey {
+        namespace: holder.namespace,
+        worker: holder.worker,
+    };
+    let asked = pool.begin_resync(&(worker, 0)).await.unwrap().unwrap();
+    assert!(asked.full);
 }
 
 #[tokio::test]
