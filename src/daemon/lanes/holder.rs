@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvatlas_core::index::{Applied, HolderWriter, RejectReason};
-use kvatlas_core::stream::{SequenceGap, StreamGeneration};
+use kvatlas_core::stream::SequenceGap;
 use kvatlas_core::wire::{
     BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, EventBatch, Profile,
 };
@@ -260,7 +260,7 @@ impl Holder {
             return Afterwards::Stays;
         }
         self.hear(context.clocks);
-        self.writer.status().confirm(StreamGeneration::default());
+        self.writer.status().unconfirm();
         match self.release(context) {
             // The dropped batch is of the publisher's next process.
             Afterwards::Leaves if self.epoch() < head.epoch => Afterwards::Stays,

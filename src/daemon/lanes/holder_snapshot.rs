@@ -140,7 +140,7 @@ impl Holder {
             };
         } else {
             // An earlier frame of the holder may have confirmed it.
-            self.writer.status().confirm(StreamGeneration::default());
+            self.writer.status().unconfirm();
         }
     }
 
