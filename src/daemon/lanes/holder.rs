@@ -496,6 +496,12 @@ impl Holder {
         self.degrade(reason);
     }
 
+    /// Adapts the holder to evictions since its last event, and counts the blocks that are dropped for that.
+    pub(super) fn catch_up(&mut self) {
+        let applied = self.writer.catch_up();
+        self.report_rejects(&applied);
+    }
+
     /// Counts rejected blocks. Degrades the holder if the rejections make its state uncertain.
     pub(super) fn report_rejects(&mut self, applied: &Applied) {
         for reason in RejectReason::ALL {

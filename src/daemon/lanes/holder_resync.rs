@@ -178,6 +178,7 @@ impl Holder {
         let Some(held) = self.phase.end(number) else {
             return (ResyncOutcome::Superseded, Afterwards::Stays);
         };
+        self.catch_up();
         // The answer mends or replaces the state, so it ends the reasons for doubt. Until it is applied, `Resyncing`
         // stands for these reasons. An answer with missing batches does not bring back evicted blocks, so it leaves
         // `Capacity`.

@@ -415,3 +415,40 @@ async fn one_message_that_cannot_be_read_spoils_none_beside_it() {
     let reasons = namespace.indexer.holders()[0].status.own_reasons();
     assert!(reasons.contains(DegradedReason::Undecodable));
 }
+
+#[test]
+fn blocks_that_are_dropped_after_an_eviction_are_counted_when_the_holder_is_dumped() {
+    let limits = IndexLimits {
+        capacity: Capacity {
+            blocks_max: 8,
+            ..Capacity::UNBOUNDED
+        },
+        ..IndexLimits::default()
+    };
+    let chain = |parent: Option<u64>, hashes: std::ops::Range<u64>| {
+        let hashes = hashes.map(SequenceHash).collect();
+        Event::Stored(StoredBlocks::by_sequence(parent.map(SequenceHash), None, hashes))
+    };
+    let run = async {
+        let settings = LaneSettings {
+            lanes: 1,
+            ..settings()
+        };
+        let pool = LanePool::start(&settings, Arc::new(namespaces_within(limits))).unwrap();
+        let (namespace, waiting) = (frame(1).namespace, chain(Some(100), 101..104));
+        for (worker, events) in [
+            ("gpu-0", vec![chain(None, 1..7), waiting]),
+            ("gpu-1", vec![chain(None, 11..15)]),
+        ] {
+            let (payload, worker) = (batch(1, events).encode(), WorkerName::new(worker).unwrap());
+            let dispatched = pool.dispatch(&namespace, worker, &payload, never());
+            dispatched.await.unwrap();
+            pool.drain().await.unwrap();
+        }
+        pool.dump_next(0, None, false, never()).await.unwrap();
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let text = kvatlas_telemetry::rendered(|| runtime.block_on(run));
+    let rejected = "kvatlas_blocks_rejected_total{namespace=\"llama\",reason=\"capacity\"} 3";
+    assert!(text.contains(rejected), "{text}");
+}
