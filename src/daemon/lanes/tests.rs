@@ -27,14 +27,19 @@ mod restarts;
 mod sizes;
 
 impl LanePool {
-    /// Has every lane stand still until the returned senders are dropped.
+    /// Has every lane stand still until the returned senders are dropped. Each lane has then ended its earlier jobs.
     pub(crate) fn stand_still(&self) -> Vec<std::sync::mpsc::Sender<()>> {
         let hold = |lane: &LaneHandle| {
             let (release, released) = std::sync::mpsc::channel();
-            // The error means that the sender has been dropped.
-            let wait = move |_: &mut Lane| _ = released.recv();
+            let (begin, begun) = std::sync::mpsc::channel();
+            let wait = move |_: &mut Lane| {
+                begin.send(()).unwrap();
+                // The error means that the sender has been dropped.
+                _ = released.recv();
+            };
             let job = Job::Run(LaneWork::Upkeep, Box::new(wait));
             lane.jobs.send_control(job).unwrap();
+            begun.recv().unwrap();
             release
         };
         self.lanes.iter().map(hold).collect()
