@@ -105,10 +105,12 @@ impl HolderWriter {
         self.holder.change(&self.shared, applied, uses_names, change);
     }
 
-    /// Adapts the holder's state to evictions since the last event. Each event begins with the same work; this call
-    /// applies no event.
-    pub(super) fn catch_up(&mut self) {
-        self.change(&mut Applied::default(), false, |_| {});
+    /// Adapts the holder's state to evictions since the last event. Returns which blocks were dropped for that. Each
+    /// event and each dump begin with the same work.
+    pub fn catch_up(&mut self) -> Applied {
+        let mut applied = Applied::default();
+        self.change(&mut applied, false, |_| {});
+        applied
     }
 
     /// Drops the stored events whose parent did not arrive in time.

@@ -191,12 +191,20 @@ impl HolderStatus {
     }
 
     /// Records that the holder's state is confirmed in `generation`: each earlier batch has been applied or is known to
-    /// be missing. For example, a batch received in `generation` had the holder's next batch number. Generation 0 takes
-    /// the confirmation back.
+    /// be missing. For example, a batch received in `generation` had the holder's next batch number. A confirmation in
+    /// a later generation stays.
     pub fn confirm(&self, generation: StreamGeneration) {
         // Every batch confirms, and most change nothing.
-        if self.confirmed.load() != generation {
+        if !self.is_confirmed(generation) {
             self.change(|| self.confirmed.store(generation));
+        }
+    }
+
+    /// Takes the confirmation of the holder's state back.
+    pub fn unconfirm(&self) {
+        let never = StreamGeneration::default();
+        if self.confirmed.load() != never {
+            self.change(|| self.confirmed.store(never));
         }
     }
 

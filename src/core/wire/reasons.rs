@@ -72,6 +72,8 @@ worded! {
         /// The engine hashes overlapping pairs of tokens, and computes the last two tokens of each prompt. Answers take
         /// that into account, so the reason makes no query uncertain.
         HashesPairs = 1 << 20 => "hashes_pairs",
+        /// A reason of a later version, which this version does not know.
+        Unknown = 1 << 29 => "unknown_reason",
     }
 }
 
@@ -268,14 +270,14 @@ impl DegradedReasons {
         self.0
     }
 
-    /// Returns the set for a number that [`Self::bits`] gave. Unknown bits are dropped.
+    /// Returns the set for a number that [`Self::bits`] gave. Bits of a later version become
+    /// [`DegradedReason::Unknown`].
     pub fn from_bits(bits: u32) -> Self {
-        Self(
-            DegradedReason::ALL
-                .iter()
-                .fold(0, |known, reason| known | *reason as u32)
-                & bits,
-        )
+        let known = Self::all().0;
+        match bits & !known {
+            0 => Self(bits),
+            _ => Self(bits & known).with(DegradedReason::Unknown),
+        }
     }
 }
 
@@ -312,10 +314,9 @@ impl<'de> Deserialize<'de> for DegradedReasons {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DegradedReasons, A::Error> {
                 let mut reasons = DegradedReasons::default();
                 while let Some(word) = list.next_element::<std::borrow::Cow<'de, str>>()? {
-                    // A later daemon may have reasons that this client does not know. Then `exact` still tells that
-                    // the state is uncertain.
-                    let known = DegradedReason::of_word(&word);
-                    reasons = known.map_or(reasons, |reason| reasons.with(reason));
+                    // A later daemon may have reasons that this client does not know.
+                    let reason = DegradedReason::of_word(&word).unwrap_or(DegradedReason::Unknown);
+                    reasons = reasons.with(reason);
                 }
                 Ok(reasons)
             }
@@ -339,7 +340,21 @@ mod tests {
             DegradedReasons::from_bits(u32::MAX).iter().count(),
             DegradedReason::ALL.len()
         );
-        let with_a_later_one: DegradedReasons = serde_json::from_str(r#"["tired","gap"]"#).unwrap();
-        assert_eq!(with_a_later_one, DegradedReasons::of(DegradedReason::Gap));
+    }
+
+    #[test]
+    fn reasons_of_a_later_version_stay_doubts_about_every_query_and_tier() {
+        let host_gap = DegradedReasons::of(DegradedReason::HostGap);
+        let expected = host_gap.with(DegradedReason::Unknown);
+        let of_words: DegradedReasons = serde_json::from_str(r#"["tired","host_gap"]"#).unwrap();
+        let of_bits = DegradedReasons::from_bits(host_gap.bits() | 1 << 21);
+        for reasons in [of_words, of_bits] {
+            assert_eq!(reasons, expected);
+            let unknown = DegradedReasons::of(DegradedReason::Unknown);
+            assert_eq!(
+                (reasons.of_all_queries(), reasons.up_to(Tier::DEVICE)),
+                (unknown, unknown)
+            );
+        }
     }
 }

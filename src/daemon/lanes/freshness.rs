@@ -156,19 +156,18 @@ impl Freshness {
         })
     }
 
-    /// Measures how old the state of a namespace is now. Must be called before a search.
+    /// Measures how old the state of an existing namespace is now. Must be called before a search.
     pub(crate) fn look(&self, namespace: &NamespaceName) -> FreshnessReading<'_> {
         let now_us = now_us();
         let age = |since_us| age(since_us, now_us);
         let is_over = |age_us: u64| self.behind_after_us.is_some_and(|limit| age_us > limit);
         // Read in the order of a message's way. So no message is missed that goes on in between.
         let everybody_us = self.everybody_us(now_us);
-        let flow = self.flows.get(namespace);
-        let queued_us = flow.as_ref().and_then(|flow| flow.oldest_us()).map_or(0, age);
-        let lines_behind = match (&flow, self.behind_after_us) {
-            (Some(flow), Some(limit)) if is_over(queued_us) => {
-                flow.lines_since_before(now_us.saturating_sub(limit))
-            }
+        // A namespace without workers gets a flow, too. So the search sees a step of its first worker.
+        let flow = self.flows.of(namespace);
+        let queued_us = flow.oldest_us().map_or(0, age);
+        let lines_behind = match self.behind_after_us {
+            Some(limit) if is_over(queued_us) => flow.lines_since_before(now_us.saturating_sub(limit)),
             _ => Vec::new(),
         };
         FreshnessReading {
@@ -236,7 +235,7 @@ pub(crate) struct FreshnessReading<'f> {
     /// are read before the search, because an event that the search does not see may be applied before the search
     /// ends.
     lines_behind: Vec<u64>,
-    flow: Option<Arc<NamespaceFlow>>,
+    flow: Arc<NamespaceFlow>,
 }
 
 impl FreshnessReading<'_> {
@@ -287,19 +286,15 @@ impl FreshnessReading<'_> {
         }
     }
 
-    /// Returns the mark of a search. Must be called just before the search begins. `None` if the namespace has no
-    /// flow.
-    pub(crate) fn mark_search(&self) -> Option<SearchMark> {
-        self.flow.as_ref().map(|flow| flow.mark_search())
+    /// Returns the mark of a search. Must be called just before the search begins.
+    pub(crate) fn mark_search(&self) -> SearchMark {
+        self.flow.mark_search()
     }
 
     /// Returns the holders whose batches a search may have seen half applied. The search began at `mark` and has just
     /// ended.
-    pub(crate) fn seen_in_parts(&self, mark: Option<SearchMark>) -> SeenInParts {
-        match (&self.flow, mark) {
-            (Some(flow), Some(mark)) => flow.seen_in_parts(mark),
-            _ => SeenInParts::Nobody,
-        }
+    pub(crate) fn seen_in_parts(&self, mark: SearchMark) -> SeenInParts {
+        self.flow.seen_in_parts(mark)
     }
 }
 
@@ -414,6 +409,24 @@ mod tests {
         assert!(!look.is_behind(&namespace, &holder("prompt")));
         let later = freshness.look(&namespace);
         assert!(!later.is_behind(&namespace, &holder("late")));
+    }
+
+    #[test]
+    fn a_search_may_see_the_first_batch_of_a_namespace_in_parts() {
+        let namespace = NamespaceName::new("llama").unwrap();
+        let (freshness, _) = freshness(None, Duration::ZERO);
+        let look = freshness.look(&namespace);
+        let mark = look.mark_search();
+        freshness.flows.prune();
+        let holder = HolderId {
+            worker: WorkerName::new("w").unwrap(),
+            rank: 0,
+        };
+        drop(freshness.flows.of(&namespace).begin_step(&holder));
+        assert!(look.seen_in_parts(mark).contains(&holder));
+        drop(look);
+        freshness.flows.prune();
+        assert!(freshness.flows.get(&namespace).is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvatlas_core::index::{Applied, HolderWriter, RejectReason};
-use kvatlas_core::stream::{SequenceGap, StreamGeneration};
+use kvatlas_core::stream::SequenceGap;
 use kvatlas_core::wire::{
     BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, EventBatch, Profile,
 };
@@ -260,7 +260,7 @@ impl Holder {
             return Afterwards::Stays;
         }
         self.hear(context.clocks);
-        self.writer.status().confirm(StreamGeneration::default());
+        self.writer.status().unconfirm();
         match self.release(context) {
             // The dropped batch is of the publisher's next process.
             Afterwards::Leaves if self.epoch() < head.epoch => Afterwards::Stays,
@@ -494,6 +494,12 @@ impl Holder {
             held.note_doubt(reason);
         }
         self.degrade(reason);
+    }
+
+    /// Adapts the holder to evictions since its last event, and counts the blocks that are dropped for that.
+    pub(super) fn catch_up(&mut self) {
+        let applied = self.writer.catch_up();
+        self.report_rejects(&applied);
     }
 
     /// Counts rejected blocks. Degrades the holder if the rejections make its state uncertain.

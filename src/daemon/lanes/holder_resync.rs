@@ -3,7 +3,7 @@
 
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, ResyncAnswerKind};
-use kvatlas_telemetry::labels::DropReason;
+use kvatlas_telemetry::labels::{DropReason, ResyncFailure};
 
 use super::held::{HeldBatches, NoRoom, ResyncNumber, is_of_dropped};
 use super::holder::{Afterwards, Context, Holder};
@@ -178,6 +178,7 @@ impl Holder {
         let Some(held) = self.phase.end(number) else {
             return (ResyncOutcome::Superseded, Afterwards::Stays);
         };
+        self.catch_up();
         // The answer mends or replaces the state, so it ends the reasons for doubt. Until it is applied, `Resyncing`
         // stands for these reasons. An answer with missing batches does not bring back evicted blocks, so it leaves
         // `Capacity`.
@@ -343,19 +344,23 @@ impl Holder {
         !left.filtered(|reason| !reason.is_upstream()).is_empty()
     }
 
-    /// Ends a resync without an answer. `may_answer` says whether the publisher may answer a further request.
+    /// Ends a resync that has failed. A failure of a resync that is no longer under way says nothing about the holder's
+    /// present state.
     pub(super) fn abandon_resync(
         &mut self,
         number: ResyncNumber,
-        may_answer: bool,
+        failure: ResyncFailure,
         context: Context<'_>,
     ) -> Afterwards {
         if !self.phase.is_asking(number) {
             return Afterwards::Stays;
         }
-        self.note_publisher(match may_answer {
-            true => PublisherChange::Failed,
-            false => PublisherChange::Refused,
+        if failure == ResyncFailure::CursorBehind {
+            self.note_contradiction();
+        }
+        self.note_publisher(match failure {
+            ResyncFailure::NoResponder => PublisherChange::Refused,
+            _ => PublisherChange::Failed,
         });
         self.release(context)
     }
@@ -363,7 +368,7 @@ impl Holder {
     /// Degrades the holder, because the publisher's answer ended before a batch that has been received already.
     /// Nobody knows whether the answer or that batch is right. A full state that reaches the newest received batch
     /// ends this doubt.
-    pub(super) fn note_contradiction(&mut self) {
+    fn note_contradiction(&mut self) {
         self.degrade(DegradedReason::Gap);
         self.note_blocks(BlocksChange::Missed);
     }

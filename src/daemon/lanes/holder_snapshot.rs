@@ -140,7 +140,7 @@ impl Holder {
             };
         } else {
             // An earlier frame of the holder may have confirmed it.
-            self.writer.status().confirm(StreamGeneration::default());
+            self.writer.status().unconfirm();
         }
     }
 
@@ -197,7 +197,7 @@ impl Holder {
         generation: StreamGeneration,
         stream_clock: &ServerClock,
     ) -> HolderDump {
-        match self.writer.as_walked() {
+        match self.as_walked() {
             Some(walked) => HolderDump {
                 frame: self.frame(namespace, generation, stream_clock),
                 events: Vec::new(),
@@ -214,14 +214,19 @@ impl Holder {
         generation: StreamGeneration,
         stream_clock: &ServerClock,
     ) -> HolderDump {
-        // The events are made before the frame: `dump_events` first accounts for evicted blocks, which can add a reason
-        // for doubt.
+        // The frame is made last, because evicted blocks can add a reason for doubt.
+        self.catch_up();
         let events = self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect();
         HolderDump {
             frame: self.frame(namespace, generation, stream_clock),
             events,
             walked: None,
         }
+    }
+
+    fn as_walked(&mut self) -> Option<WalkedHolder> {
+        self.catch_up();
+        self.writer.as_walked()
     }
 
     /// Compares the holder with its earlier dump. `before` is the record by which the walk found the holder's blocks.
@@ -233,7 +238,7 @@ impl Holder {
         generation: StreamGeneration,
         stream_clock: &ServerClock,
     ) -> Revisited {
-        let is_same = self.writer.as_walked().is_some_and(|now| now.is_same_as(before));
+        let is_same = self.as_walked().is_some_and(|now| now.is_same_as(before));
         // A reason that no later batch withdraws, such as `Capacity`, must be in the dump already.
         let known = DegradedReasons::from_bits(dumped.degraded_bits);
         let is_as_certain = self

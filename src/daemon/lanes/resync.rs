@@ -52,11 +52,7 @@ impl LanePool {
         failure: ResyncFailure,
     ) -> Result<(), PoolError> {
         let abandon = move |holder: &mut Holder, context: Context<'_>| {
-            if failure == ResyncFailure::CursorBehind {
-                holder.note_contradiction();
-            }
-            let has_responder = failure != ResyncFailure::NoResponder;
-            ((), holder.abandon_resync(number, has_responder, context))
+            ((), holder.abandon_resync(number, failure, context))
         };
         self.on_holder(holder, Lane::clocks, abandon).map(drop)
     }

@@ -9,8 +9,8 @@ use kvatlas_core::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Nam
 use kvatlas_core::snapshot::{Frame, HolderFrame};
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{
-    DegradedReason, Event, EventBatch, Labels, NamespaceName, QueryKey, RemovedBlocks, Shard, StoredBlocks,
-    Subjects, Tier, WireLimits, WorkerName,
+    DegradedReason, DegradedReasons, Event, EventBatch, Labels, NamespaceName, QueryKey, RemovedBlocks,
+    Shard, StoredBlocks, Subjects, Tier, WireLimits, WorkerName,
 };
 use kvatlas_telemetry::labels::LaneWork;
 
@@ -27,14 +27,19 @@ mod restarts;
 mod sizes;
 
 impl LanePool {
-    /// Has every lane stand still until the returned senders are dropped.
+    /// Has every lane stand still until the returned senders are dropped. Each lane has then ended its earlier jobs.
     pub(crate) fn stand_still(&self) -> Vec<std::sync::mpsc::Sender<()>> {
         let hold = |lane: &LaneHandle| {
             let (release, released) = std::sync::mpsc::channel();
-            // The error means that the sender has been dropped.
-            let wait = move |_: &mut Lane| _ = released.recv();
+            let (begin, begun) = std::sync::mpsc::channel();
+            let wait = move |_: &mut Lane| {
+                begin.send(()).unwrap();
+                // The error means that the sender has been dropped.
+                _ = released.recv();
+            };
             let job = Job::Run(LaneWork::Upkeep, Box::new(wait));
             lane.jobs.send_control(job).unwrap();
+            begun.recv().unwrap();
             release
         };
         self.lanes.iter().map(hold).collect()
@@ -303,6 +308,28 @@ async fn a_holder_that_was_certain_in_its_first_frame_only_is_unverified() {
 }
 
 #[tokio::test]
+async fn a_doubt_of_a_later_version_stays_until_the_publisher_has_sent_its_full_state() {
+    let pool = pool();
+    let holder = HolderFrame {
+        degraded_bits: 1 << 28,
+        ..frame(7)
+    };
+    pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
+        .await
+        .unwrap();
+    pool.drain().await.unwrap();
+    let namespace = pool.namespaces.get(&holder.namespace).unwrap();
+    let reasons = namespace.indexer.holders()[0].status.own_reasons();
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unknown));
+    let worker = WorkerKey {
+        namespace: holder.namespace,
+        worker: holder.worker,
+    };
+    let asked = pool.begin_resync(&(worker, 0)).await.unwrap().unwrap();
+    assert!(asked.full);
+}
+
+#[tokio::test]
 async fn a_holder_whose_frames_end_in_the_middle_is_forgotten() {
     let pool = pool();
     let holder = frame(7);
@@ -392,4 +419,41 @@ async fn one_message_that_cannot_be_read_spoils_none_beside_it() {
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
     let reasons = namespace.indexer.holders()[0].status.own_reasons();
     assert!(reasons.contains(DegradedReason::Undecodable));
+}
+
+#[test]
+fn blocks_that_are_dropped_after_an_eviction_are_counted_when_the_holder_is_dumped() {
+    let limits = IndexLimits {
+        capacity: Capacity {
+            blocks_max: 8,
+            ..Capacity::UNBOUNDED
+        },
+        ..IndexLimits::default()
+    };
+    let chain = |parent: Option<u64>, hashes: std::ops::Range<u64>| {
+        let hashes = hashes.map(SequenceHash).collect();
+        Event::Stored(StoredBlocks::by_sequence(parent.map(SequenceHash), None, hashes))
+    };
+    let run = async {
+        let settings = LaneSettings {
+            lanes: 1,
+            ..settings()
+        };
+        let pool = LanePool::start(&settings, Arc::new(namespaces_within(limits))).unwrap();
+        let (namespace, waiting) = (frame(1).namespace, chain(Some(100), 101..104));
+        for (worker, events) in [
+            ("gpu-0", vec![chain(None, 1..7), waiting]),
+            ("gpu-1", vec![chain(None, 11..15)]),
+        ] {
+            let (payload, worker) = (batch(1, events).encode(), WorkerName::new(worker).unwrap());
+            let dispatched = pool.dispatch(&namespace, worker, &payload, never());
+            dispatched.await.unwrap();
+            pool.drain().await.unwrap();
+        }
+        pool.dump_next(0, None, false, never()).await.unwrap();
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let text = kvatlas_telemetry::rendered(|| runtime.block_on(run));
+    let rejected = "kvatlas_blocks_rejected_total{namespace=\"llama\",reason=\"capacity\"} 3";
+    assert!(text.contains(rejected), "{text}");
 }

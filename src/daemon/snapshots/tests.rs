@@ -21,6 +21,8 @@ use kvatlas_core::wire::{
 };
 use kvatlas_telemetry::SnapshotMetrics;
 
+use super::directory::FileWriter;
+use super::walked::{Walked, write_dump};
 use super::*;
 
 const STREAM: &str = "EVENTS";
@@ -365,15 +367,22 @@ fn the_default_generation_confirms_nothing() {
     assert!(StreamGeneration::default() < StreamTrust::default().generation());
 }
 
-/// Writes a snapshot. Runs `meanwhile` after the holders are dumped: after the walk over the index if `after_walk` is
-/// set, before it otherwise.
+/// Moment while a snapshot is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// Holders have been dumped. The present holders are dumped again after this moment.
+    BeforeLastDump,
+    BeforeWalk,
+    AfterWalk,
+}
+
+/// Writes a snapshot, during which something `happens` at the moment `meanwhile`.
 async fn save_with(
     world: &Arc<World>,
     folder: &Path,
-    after_walk: bool,
-    meanwhile: impl AsyncFnOnce(&World) + Send + 'static,
+    meanwhile: Moment,
+    happens: impl AsyncFnOnce(&World) + Send + 'static,
 ) {
-    use super::walked::{Walked, write_dump};
     let (world, folder, runtime) = (Arc::clone(world), folder.to_owned(), Handle::current());
     blocking(move || {
         let directory = SnapshotDirectory::open(&folder, 3).unwrap();
@@ -381,24 +390,21 @@ async fn save_with(
         let written = directory.write::<SaveError>(1, |writer| {
             let mut walked = Walked::default();
             writer.write_stream(&world.position.get().unwrap())?;
-            for lane in 0..world.pool.lane_count() {
-                let mut position = None;
-                loop {
-                    let dumping = world.pool.dump_next(lane, position.take(), false, generation);
-                    let Some((next, mut dump)) = runtime.block_on(dumping)? else {
-                        break;
-                    };
-                    walked.note(lane, &next, &mut dump);
-                    write_dump(writer, dump)?;
-                    position = Some(next);
+            world.dump_all(&mut walked, writer, &runtime)?;
+            match meanwhile {
+                Moment::BeforeLastDump => {
+                    runtime.block_on(happens(&world));
+                    world.dump_all(&mut walked, writer, &runtime)?;
+                    walked.write_forests(writer)?;
                 }
-            }
-            if after_walk {
-                walked.write_forests(writer)?;
-                runtime.block_on(meanwhile(&world));
-            } else {
-                runtime.block_on(meanwhile(&world));
-                walked.write_forests(writer)?;
+                Moment::BeforeWalk => {
+                    runtime.block_on(happens(&world));
+                    walked.write_forests(writer)?;
+                }
+                Moment::AfterWalk => {
+                    walked.write_forests(writer)?;
+                    runtime.block_on(happens(&world));
+                }
             }
             walked.write_changed(writer, &world.pool, generation, &runtime)
         });
@@ -408,6 +414,29 @@ async fn save_with(
 }
 
 impl World {
+    /// Dumps the holders of all lanes.
+    fn dump_all(
+        &self,
+        walked: &mut Walked,
+        writer: &mut FileWriter<'_, '_>,
+        runtime: &Handle,
+    ) -> Result<(), SaveError> {
+        for lane in 0..self.pool.lane_count() {
+            let mut position = None;
+            loop {
+                let generation = self.trust.generation();
+                let dumping = self.pool.dump_next(lane, position.take(), false, generation);
+                let Some((next, mut dump)) = runtime.block_on(dumping)? else {
+                    break;
+                };
+                walked.note(lane, &next, &mut dump);
+                write_dump(writer, dump)?;
+                position = Some(next);
+            }
+        }
+        Ok(())
+    }
+
     /// Sends a batch of one worker to its lane.
     async fn tell(&self, worker: &str, epoch: u64, seq: u64, events: Vec<Event>) {
         self.tell_of(Tier::DEVICE, worker, epoch, seq, events).await;

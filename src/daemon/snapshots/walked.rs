@@ -59,15 +59,17 @@ impl Walked {
         });
     }
 
-    /// Walks over the indexes and writes the blocks. All blocks of a namespace are written as one forest, which has
-    /// each distinct block once.
+    /// Walks over the indexes and writes the blocks. All blocks of an index are written as one forest, which has each
+    /// distinct block once.
     pub(super) fn write_forests(&mut self, writer: &mut FileWriter<'_, '_>) -> Result<(), SaveError> {
-        let mut namespaces: BTreeMap<NamespaceName, Vec<u32>> = BTreeMap::new();
+        // A namespace has two indexes if it was forgotten and made again between two dumps.
+        let mut indexes: BTreeMap<(&NamespaceName, usize), Vec<u32>> = BTreeMap::new();
         for (number, visit) in (0..).zip(&self.holders) {
-            let numbers = namespaces.entry(visit.frame.namespace.clone()).or_default();
-            numbers.push(number);
+            let index = (&visit.frame.namespace, visit.walked.index_number());
+            indexes.entry(index).or_default().push(number);
         }
-        for numbers in namespaces.into_values() {
+        let forests: Vec<Vec<u32>> = indexes.into_values().collect();
+        for numbers in forests {
             self.write_forest(numbers, writer)?;
         }
         Ok(())

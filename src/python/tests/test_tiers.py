@@ -17,6 +17,7 @@ def _match(degraded: tuple[str, ...]) -> HolderMatch:
         (("host_gap",), True, False),
         (("disk_gap", "external_gap"), True, True),
         (("gap", "disk_gap"), False, False),
+        (("host_gap", "a_reason_of_a_later_version"), False, False),
     ],
 )
 def test_nearer_tiers_stay_certain(degraded: tuple[str, ...], device: bool, host: bool) -> None:

@@ -62,6 +62,12 @@ impl WalkedHolder {
         self.tier
     }
 
+    /// Returns a number that all holders of the same index have, and no holder of another index. It is valid as long as
+    /// one of these values exists.
+    pub fn index_number(&self) -> usize {
+        Arc::as_ptr(&self.index.shared).addr()
+    }
+
     /// Whether both values describe the same holder, and the holder has stayed regular from `earlier` until now. Only
     /// stored and removed blocks and eviction may have changed it. A regular holder is described by how many leading
     /// blocks of each run it has.
@@ -96,7 +102,7 @@ pub struct HolderWalk {
 
 impl HolderWalk {
     /// Begins a walk that looks for these holders, each given with a number that the caller chose. All holders must
-    /// belong to one index. `None` if there are no holders.
+    /// belong to one index: see [`WalkedHolder::index_number`]. `None` if there are no holders.
     pub fn new<'h>(holders: impl IntoIterator<Item = (u32, &'h WalkedHolder)>) -> Option<Self> {
         let mut holders = holders.into_iter().peekable();
         let walk = holders.peek()?.1.index.walk();

@@ -4,8 +4,8 @@ use crate::hash::{Position, SequenceHash};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
-    Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, ParkingLimits, PositionalIndexer,
-    RejectReason, Search,
+    Applied, Capacity, Hashing, HolderWriter, IndexLimits, NamespaceSettings, ParkingLimits,
+    PositionalIndexer, RejectReason, Search,
 };
 
 fn new_holder(parking: ParkingLimits) -> (PositionalIndexer, HolderWriter) {
@@ -49,6 +49,28 @@ fn matched(index: &PositionalIndexer, chain: &[u64]) -> u32 {
 
 fn apply(writer: &mut HolderWriter, event: Event) -> Applied {
     writer.apply(event, Tier::DEVICE, 0)
+}
+
+#[test]
+fn events_whose_parents_may_have_been_evicted_are_counted_when_the_holder_catches_up() {
+    let capacity = Capacity {
+        blocks_max: 8,
+        ..Capacity::UNBOUNDED
+    };
+    let limits = IndexLimits {
+        capacity,
+        ..IndexLimits::default()
+    };
+    let index = PositionalIndexer::new(NamespaceSettings::default(), limits);
+    let [mut holder, mut other] = ["w", "other"].map(|worker| {
+        let worker = WorkerName::new(worker).unwrap();
+        index.register(&HolderId { worker, rank: 0 }).unwrap()
+    });
+    apply(&mut holder, stored(0, &[1, 2, 3, 4, 5, 6]));
+    assert_eq!(apply(&mut holder, stored(10, &[11, 12, 13])).parked, 1);
+    apply(&mut other, stored(0, &[21, 22, 23, 24]));
+    assert_eq!(holder.catch_up().rejected(RejectReason::Capacity), 3);
+    assert_eq!(holder.catch_up(), Applied::default());
 }
 
 #[test]

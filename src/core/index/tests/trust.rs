@@ -22,7 +22,10 @@ fn a_holder_is_trusted_only_when_a_batch_of_the_current_generation_confirmed_it(
     status.confirm(before);
     assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
     status.confirm(trust.generation());
+    status.confirm(before);
     assert!(status.reasons(&trust).is_empty());
+    status.unconfirm();
+    assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
 }
 
 #[test]

@@ -281,7 +281,7 @@ impl PublisherDoubts {
 
 impl<'de> Deserialize<'de> for PublisherDoubts {
     /// Reads a list of reasons as words. Unknown words are errors, as in [`Self::decode`]; in replies to queries,
-    /// unknown words are ignored.
+    /// they are [`DegradedReason::Unknown`].
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let words: Vec<Cow<'de, str>> = Deserialize::deserialize(deserializer)?;
         let mut reasons = DegradedReasons::default();

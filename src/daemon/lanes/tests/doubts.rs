@@ -99,7 +99,10 @@ impl Scene {
     }
 
     pub(super) async fn give_up(&self, asked: ResyncBegun) {
-        let failure = ResyncFailure::NoResponder;
+        self.fail(asked, ResyncFailure::NoResponder);
+    }
+
+    pub(super) fn fail(&self, asked: ResyncBegun, failure: ResyncFailure) {
         let abandoned = self.pool.abandon_resync(&self.holder, asked.number, failure);
         abandoned.unwrap();
     }
@@ -273,6 +276,25 @@ async fn held_batches_do_not_confirm_a_holder_whose_later_messages_were_dropped(
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
     // The lost batch comes again.
     scene.hear(3, Vec::new()).await;
+    assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn an_answer_does_not_take_back_what_a_held_batch_has_confirmed_since_the_question() {
+    let scene = Scene::begin().await;
+    let (asked, generation) = (scene.ask().await, scene.trust.generation());
+    scene.trust.doubt();
+    scene.hear(2, Vec::new()).await;
+    let answer = ResyncAnswer {
+        kind: ResyncAnswerKind::Missing,
+        cursor: asked.cursor,
+        time_us: None,
+        batches: Vec::new(),
+    };
+    let finished = scene
+        .pool
+        .finish_resync(&scene.holder, asked.number, answer, generation);
+    assert_eq!(finished.await.unwrap(), ResyncOutcome::Exact);
     assert!(scene.reasons().await.is_empty());
 }
 

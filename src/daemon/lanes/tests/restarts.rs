@@ -3,6 +3,8 @@
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{BatchCursor, BlockContent, DegradedReasons};
 
+use kvatlas_telemetry::labels::ResyncFailure;
+
 use super::doubts::Scene;
 use super::*;
 
@@ -75,6 +77,19 @@ async fn doubts_of_the_publisher_end_with_its_epoch_though_its_next_first_batch_
     assert_eq!(scene.reasons().await, doubts);
     assert_eq!(answer_next_epoch(&scene).await, ResyncOutcome::Exact);
     assert_eq!(scene.reasons().await, DegradedReasons::default());
+}
+
+#[tokio::test]
+async fn the_late_answer_of_an_ended_process_is_no_doubt_about_the_next_one() {
+    let scene = Scene::begin().await;
+    let asked = scene.ask().await;
+    scene.receive(&in_epoch(2, 1, Vec::new()).encode()).await;
+    scene.fail(asked, ResyncFailure::CursorBehind);
+    assert!(scene.reasons().await.is_empty());
+    // The answer of the present process is.
+    scene.fail(scene.ask().await, ResyncFailure::CursorBehind);
+    assert_eq!(scene.reasons().await, DegradedReasons::of(DegradedReason::Gap));
+    assert!(scene.ask().await.full);
 }
 
 #[tokio::test]

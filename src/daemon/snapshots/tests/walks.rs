@@ -39,7 +39,7 @@ async fn what_happens_during_a_walk_is_right_after_it() {
         ("it is emptied", vec![(1, 2, vec![removed(10..18)])]),
     ];
     for (name, batches) in cases {
-        for after_walk in [false, true] {
+        for meanwhile in [Moment::BeforeWalk, Moment::AfterWalk] {
             let folder = tempfile::tempdir().unwrap();
             let world = Arc::new(World::new());
             for worker in ["other", "gpu"] {
@@ -47,7 +47,7 @@ async fn what_happens_during_a_walk_is_right_after_it() {
             }
             world.position.set(cursor(1));
             let sent = batches.clone();
-            save_with(&world, folder.path(), after_walk, async move |world: &World| {
+            save_with(&world, folder.path(), meanwhile, async move |world: &World| {
                 for (epoch, seq, events) in sent {
                     world.tell("gpu", epoch, seq, events).await;
                 }
@@ -58,12 +58,12 @@ async fn what_happens_during_a_walk_is_right_after_it() {
             for (epoch, seq, events) in batches.clone() {
                 restarted.tell("gpu", epoch, seq, events).await;
             }
-            assert_eq!(restarted.holders(), world.holders(), "{name}, {after_walk}");
+            assert_eq!(restarted.holders(), world.holders(), "{name}, {meanwhile:?}");
             for first in [10, 30, 50] {
                 assert_eq!(
                     restarted.depths(first),
                     world.depths(first),
-                    "{name}, {after_walk}"
+                    "{name}, {meanwhile:?}"
                 );
             }
         }
@@ -99,12 +99,17 @@ async fn a_holder_that_leaves_during_a_walk_is_not_taken_for_whole() {
             world.tell(worker, 1, 1, vec![stored(10..18)]).await;
         }
         world.position.set(cursor(1));
-        save_with(&world, folder.path(), false, async move |world: &World| {
-            world.tell("gpu", 1, 2, vec![Event::Goodbye]).await;
-            if comes_back {
-                world.tell("gpu", 1, 3, vec![stored(10..12)]).await;
-            }
-        })
+        save_with(
+            &world,
+            folder.path(),
+            Moment::BeforeWalk,
+            async move |world: &World| {
+                world.tell("gpu", 1, 2, vec![Event::Goodbye]).await;
+                if comes_back {
+                    world.tell("gpu", 1, 3, vec![stored(10..12)]).await;
+                }
+            },
+        )
         .await;
         let restarted = World::new();
         restarted.restore(folder.path(), None).await.unwrap();
@@ -114,4 +119,31 @@ async fn a_holder_that_leaves_during_a_walk_is_not_taken_for_whole() {
         assert!(gpu.3.contains(kvatlas_core::wire::DegradedReason::Gap));
         assert_eq!(restarted.depths(10).last(), Some(&("other".to_owned(), 8)));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holders_of_a_namespace_that_was_forgotten_and_made_again_keep_their_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = Arc::new(World::new());
+    world.tell("first", 1, 1, vec![stored(30..38)]).await;
+    world.position.set(cursor(1));
+    save_with(
+        &world,
+        folder.path(),
+        Moment::BeforeLastDump,
+        async |world: &World| {
+            world.tell("first", 1, 2, vec![Event::Goodbye]).await;
+            let forgotten: usize = [1, 2]
+                .map(|now_us| world.namespaces.forget_empty(now_us, 0).len())
+                .iter()
+                .sum();
+            assert_eq!(forgotten, 1);
+            world.tell("second", 1, 1, vec![stored(10..18)]).await;
+        },
+    )
+    .await;
+    let restarted = World::new();
+    restarted.restore(folder.path(), Some(STREAM)).await.unwrap();
+    assert_eq!(restarted.depths(10), [("second".to_owned(), 8)]);
+    assert!(restarted.depths(30).is_empty());
 }
