@@ -106,6 +106,8 @@ struct FollowedEngine {
     engine: NewEngine,
     /// Server that reported the engine; `None` if no server did.
     origin: Option<OriginServer>,
+    /// Whether the engine was registered. It then stays when a source that gives it, too, drops it.
+    is_registered: bool,
     progress: SharedProgress,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
@@ -221,14 +223,30 @@ impl BridgeState {
         }
     }
 
-    /// Returns the engines that were registered, that is, that no source and no server has reported.
+    /// Returns the engines that were registered, whether sources give them, too, or not.
     fn registered(&self) -> Vec<GivenEngine> {
-        let publishers = self.engines.values().filter(|followed| followed.origin.is_none());
+        let publishers = self.engines.values().filter(|followed| followed.is_registered);
         let publishers = publishers.map(|followed| GivenEngine::Publisher(followed.engine.clone()));
-        let servers = self.servers.values().map(AskedServer::given);
-        let known = publishers.chain(servers);
-        let registered = known.filter(|engine| !self.given.has(engine));
+        let servers = self.servers.values().filter(|asked| asked.is_registered);
+        let registered = publishers.chain(servers.map(AskedServer::given));
         registered.chain(self.kept.iter().cloned()).collect()
+    }
+
+    /// Notes whether an engine that is followed was registered.
+    fn set_registered(&mut self, engine: &GivenEngine, is_registered: bool) {
+        let noted = match engine {
+            GivenEngine::Publisher(engine) => {
+                let followed = self.engines.get_mut(&engine.key);
+                followed.map(|followed| &mut followed.is_registered)
+            }
+            GivenEngine::Server(server) => {
+                let asked = self.servers.get_mut(&server.key());
+                asked.map(|asked| &mut asked.is_registered)
+            }
+        };
+        if let Some(noted) = noted {
+            *noted = is_registered;
+        }
     }
 
     /// Returns a followed engine of the same model with another block size; `None` if there is none.
@@ -330,7 +348,7 @@ impl Bridge {
         let kept = std::mem::take(&mut self.inner.state.lock().kept);
         for engine in kept {
             let name = engine.instance().to_owned();
-            if let Err(refusal) = self.follow(engine) {
+            if let Err(refusal) = self.follow_registered(&engine) {
                 tracing::warn!(engine = name, %refusal, "an engine that was registered before is not followed");
             }
         }
@@ -374,19 +392,31 @@ impl Bridge {
     /// Begins to follow an engine from any origin. If the engine is already followed with the same settings, only its
     /// address and labels are updated. An engine without an address gets its server's address.
     fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
+        self.follow_in(&mut self.inner.state.lock(), engine)
+    }
+
+    /// Begins to follow an engine as [`Self::follow`] does, and notes that the engine was registered.
+    fn follow_registered(&self, engine: &GivenEngine) -> Result<(), RegisterRefusal> {
+        let mut state = self.inner.state.lock();
+        self.follow_in(&mut state, engine.clone())?;
+        state.set_registered(engine, true);
+        Ok(())
+    }
+
+    fn follow_in(&self, state: &mut BridgeState, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         match engine {
             GivenEngine::Publisher(mut engine) => {
                 // Only TensorRT-LLM's publisher is also the server that takes requests.
                 if engine.format == Format::TensorRt && engine.profile.address.is_none() {
                     engine.profile.address = address_of(&engine.endpoint);
                 }
-                self.add(&mut self.inner.state.lock(), engine, None)
+                self.add(state, engine, None)
             }
             GivenEngine::Server(mut server) => {
                 if server.profile.address.is_none() {
                     server.profile.address = address_of(&server.url);
                 }
-                self.add_server(server)
+                self.add_server(state, server)
             }
         }
     }
@@ -434,6 +464,7 @@ impl Bridge {
         let followed = FollowedEngine {
             engine: engine.clone(),
             origin,
+            is_registered: false,
             progress: SharedProgress::default(),
             stop: CancellationToken::new(),
             says_goodbye: Arc::default(),

@@ -319,14 +319,21 @@ impl Follower {
         if self.replay_failures == REPLAY_ATTEMPTS {
             log_gated!(warn "the replay socket does not answer: followed without it"; endpoint, %error);
         }
+        let pause = REPLAY_BACKOFF.pause(self.replay_failures - (REPLAY_ATTEMPTS - 1));
+        self.follow_without_replay(&error, pause);
+        Ok(())
+    }
+
+    /// Follows the engine without its replay socket, which does not answer, and asks the socket again after `pause`.
+    fn follow_without_replay(&mut self, error: &SocketError, pause: Duration) {
         self.replay = None;
+        let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
         let useless = Useless {
-            ask_at: Instant::now() + REPLAY_BACKOFF.pause(self.replay_failures - (REPLAY_ATTEMPTS - 1)),
+            ask_at: Instant::now() + pause,
             error: format!("replay socket {endpoint}: {error}"),
         };
         self.note_replay(ReplayChange::Unanswered(useless));
         self.has_missed = true;
-        Ok(())
     }
 
     /// Applies `change` to the state of the connection.

@@ -1,10 +1,10 @@
 //! Holders of one source that reports several workers or ranks.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
+use kvatlas_engines::Reason;
 
 use kvatlas_telemetry::log_gated;
 
@@ -24,6 +24,9 @@ pub(super) type StartedRelay = std::pin::Pin<Box<dyn Future<Output = Result<Rela
 pub(super) struct Holders {
     start: StartRelay,
     relays: BTreeMap<(WorkerName, Rank), Relay>,
+    /// Holders whose relays could not be started, so that events of them were dropped. If they are followed later, they
+    /// are in doubt. At [`HOLDERS_MAX`] entries, so is every other holder that is followed later.
+    dropped: BTreeSet<(WorkerName, Rank)>,
 }
 
 impl Holders {
@@ -31,27 +34,39 @@ impl Holders {
         Self {
             start,
             relays: BTreeMap::new(),
+            dropped: BTreeSet::new(),
         }
     }
 
-    /// Returns the relay that reports a holder to daemons, and starts it if there is none yet; `None` if that fails or the source
-    /// has too many holders.
+    /// Returns the relay that reports a holder to daemons, and starts it if there is none yet; `None` if that fails or
+    /// the source has too many holders. A holder for which this was `None` before is in doubt from its start on.
     pub(super) async fn get(&mut self, worker: &WorkerName, rank: Rank) -> Option<&mut Relay> {
-        let is_full = self.relays.len() >= HOLDERS_MAX;
-        match self.relays.entry((worker.clone(), rank)) {
-            Entry::Occupied(entry) => Some(entry.into_mut()),
-            Entry::Vacant(_) if is_full => {
-                log_gated!(warn "a source has too many holders; this one is not followed"; %worker, rank);
-                None
-            }
-            Entry::Vacant(entry) => match (self.start)(worker.clone(), rank).await {
-                Ok(relay) => Some(entry.insert(relay)),
+        let holder = (worker.clone(), rank);
+        if !self.relays.contains_key(&holder) {
+            match self.started(worker, rank).await {
+                Ok(relay) => drop(self.relays.insert(holder.clone(), relay)),
                 Err(error) => {
                     log_gated!(error "a holder cannot be followed"; %worker, rank, error);
-                    None
+                    if self.dropped.len() < HOLDERS_MAX {
+                        self.dropped.insert(holder.clone());
+                    }
                 }
-            },
+            }
         }
+        self.relays.get_mut(&holder)
+    }
+
+    /// Starts the relay of a holder; an error in words if that fails.
+    async fn started(&mut self, worker: &WorkerName, rank: Rank) -> Result<Relay, String> {
+        if self.relays.len() >= HOLDERS_MAX {
+            return Err(format!("the source has {HOLDERS_MAX} holders already"));
+        }
+        let mut relay = (self.start)(worker.clone(), rank).await?;
+        if self.dropped.len() >= HOLDERS_MAX || self.dropped.contains(&(worker.clone(), rank)) {
+            let doubted = relay.lose(Reason::LostBatches).await;
+            doubted.map_err(|error| error.to_string())?;
+        }
+        Ok(relay)
     }
 
     /// Returns all relays, each with the worker and the rank of the holder that it reports.
@@ -63,7 +78,11 @@ impl Holders {
 
     /// Ends the relay that reports a holder, so that daemons forget the holder.
     pub(super) async fn forget(&mut self, worker: &WorkerName, rank: Rank) -> Result<(), PublisherError> {
-        match self.relays.remove(&(worker.clone(), rank)) {
+        let holder = (worker.clone(), rank);
+        if self.dropped.len() < HOLDERS_MAX {
+            self.dropped.remove(&holder);
+        }
+        match self.relays.remove(&holder) {
             Some(relay) => relay.say_goodbye().await,
             None => Ok(()),
         }
@@ -103,5 +122,48 @@ impl Holders {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use kvatlas_engines::{Format, Translator, TranslatorSettings};
+    use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
+
+    use super::super::kin::Kin;
+    use super::super::relay::tests::{started, way};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_holder_that_could_not_be_followed_at_first_is_in_doubt() {
+        let server = find_nats_server(None).unwrap();
+        let broker = Arc::new(EmbeddedBroker::start(&server).await.unwrap());
+        let fails = Arc::new(AtomicBool::new(true));
+        let (way_to, is_failing) = (Arc::clone(&broker), Arc::clone(&fails));
+        let mut holders = Holders::new(Box::new(move |worker, _| {
+            let (broker, fails) = (Arc::clone(&way_to), Arc::clone(&is_failing));
+            Box::pin(async move {
+                if fails.load(Ordering::Relaxed) {
+                    return Err("the lease is full".to_owned());
+                }
+                let way = way(&broker, worker.as_str(), Kin::default()).await;
+                let blocks = Translator::new(TranslatorSettings::for_format(Format::Vllm));
+                Ok(started(blocks, way).await)
+            })
+        }));
+        let [first, second] = ["gpu-0", "gpu-1"].map(|name| WorkerName::new(name).unwrap());
+        assert!(holders.get(&first, 0).await.is_none());
+        fails.store(false, Ordering::Relaxed);
+        assert_eq!(
+            holders.get(&first, 0).await.unwrap().doubt(),
+            Some(Reason::LostBatches)
+        );
+        assert_eq!(holders.get(&second, 0).await.unwrap().doubt(), None);
+        // A worker that has gone and comes back is a new one.
+        holders.forget(&first, 0).await.unwrap();
+        assert_eq!(holders.get(&first, 0).await.unwrap().doubt(), None);
     }
 }

@@ -43,6 +43,7 @@ struct Channel {
     scope: String,
     publisher: String,
     transport: PublisherTransport,
+    card: ScopeCard,
 }
 
 /// A model's record: the model that an endpoint serves, and the number of tokens in a block.
@@ -50,6 +51,18 @@ struct Channel {
 struct Card {
     model: String,
     block_size: Option<u32>,
+}
+
+/// Card of a scope, as all models' records of the scope together give it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum ScopeCard {
+    /// The scope has no record.
+    Unknown,
+    /// All records of the scope say the same.
+    Known(Card),
+    /// Records of the scope differ, as while workers are replaced by those of another model. Nothing says which record
+    /// belongs to which publisher.
+    Several,
 }
 
 /// Records that count, by their keys. Each is as it was when it could last be read.
@@ -61,10 +74,26 @@ struct KnownRecords {
 }
 
 impl KnownRecords {
-    /// Returns the models' records by their scopes.
-    fn cards_by_scope(&self) -> BTreeMap<&str, &Card> {
-        let cards = self.cards.values();
-        cards.map(|(scope, card)| (scope.as_str(), card)).collect()
+    /// Gives each publisher the card of its scope. While the records of a scope differ, a publisher that is one process
+    /// keeps the card that it had before.
+    fn give_cards(&mut self) {
+        let mut cards: BTreeMap<&str, ScopeCard> = BTreeMap::new();
+        for (scope, card) in self.cards.values() {
+            let known = cards
+                .entry(scope)
+                .or_insert_with(|| ScopeCard::Known(card.clone()));
+            if *known != ScopeCard::Known(card.clone()) {
+                *known = ScopeCard::Several;
+            }
+        }
+        for channel in self.channels.values_mut() {
+            let card = cards.get(channel.scope.as_str());
+            let is_process = matches!(channel.transport, PublisherTransport::Zmq(_));
+            let is_known = matches!(channel.card, ScopeCard::Known(_));
+            if card != Some(&ScopeCard::Several) || !is_process || !is_known {
+                channel.card = card.cloned().unwrap_or(ScopeCard::Unknown);
+            }
+        }
     }
 }
 
@@ -79,8 +108,7 @@ pub(super) async fn run(
     loop {
         match look(place, &mut known).await {
             Ok(()) => {
-                let cards = known.cards_by_scope();
-                let (engines, troubles) = engines(place, known.channels.values(), &cards, defaults);
+                let (engines, troubles) = engines(place, known.channels.values(), defaults);
                 reports.know(engines);
                 if let Some(trouble) = troubles.first() {
                     reports.fail(trouble);
@@ -109,7 +137,9 @@ async fn look(place: &DynamoPlace, known: &mut KnownRecords) -> Result<(), Recor
         let earlier = before.channels.remove(&key);
         served.extend(earlier.iter().map(|channel| channel.scope.clone()));
         // If a record cannot be read, it may be half written at this moment.
-        if let Some(channel) = read_channel(&key, &value).or(earlier) {
+        let card = earlier.as_ref().map(|channel| channel.card.clone());
+        if let Some(mut channel) = read_channel(&key, &value).or(earlier) {
+            channel.card = card.unwrap_or(ScopeCard::Unknown);
             known.channels.insert(key, channel);
         }
     }
@@ -123,6 +153,7 @@ async fn look(place: &DynamoPlace, known: &mut KnownRecords) -> Result<(), Recor
     }
     before.cards.retain(|_, (scope, _)| served.contains(scope));
     known.cards.append(&mut before.cards);
+    known.give_cards();
     Ok(())
 }
 
@@ -131,12 +162,21 @@ async fn look(place: &DynamoPlace, known: &mut KnownRecords) -> Result<(), Recor
 fn engines<'a>(
     place: &DynamoPlace,
     channels: impl Iterator<Item = &'a Channel>,
-    cards: &BTreeMap<&str, &Card>,
     defaults: &EngineDefaults,
 ) -> (Vec<GivenEngine>, Vec<String>) {
     let (mut engines, mut troubles) = (BTreeMap::new(), BTreeSet::new());
     for channel in channels.filter(|channel| place.is_meant(&channel.scope)) {
-        let card = cards.get(channel.scope.as_str()).copied();
+        let card = match &channel.card {
+            ScopeCard::Unknown => None,
+            ScopeCard::Known(card) => Some(card),
+            ScopeCard::Several => {
+                let scope = &channel.scope;
+                troubles.insert(format!(
+                    "the model cards of {scope} differ: new publishers are followed once they agree"
+                ));
+                continue;
+            }
+        };
         let model = match (card, &defaults.model) {
             // The operator asked for another model than the one that the endpoint serves.
             (Some(card), Some(given)) if card.model != *given => continue,
@@ -216,6 +256,7 @@ fn read_channel(key: &str, value: &[u8]) -> Option<Channel> {
         scope: scope.to_owned(),
         publisher: publisher.to_owned(),
         transport,
+        card: ScopeCard::Unknown,
     })
 }
 
@@ -294,9 +335,13 @@ mod tests {
         defaults: &EngineDefaults,
         size: u32,
     ) -> (Vec<NewEngine>, Vec<String>) {
-        let card = card(size);
-        let cards = BTreeMap::from([(SCOPE, &card)]);
-        let (engines, troubles) = engines(place, channels.iter(), &cards, defaults);
+        let card = ScopeCard::Known(card(size));
+        let channel = |channel: &Channel| Channel {
+            card: card.clone(),
+            ..channel.clone()
+        };
+        let channels: Vec<Channel> = channels.iter().map(channel).collect();
+        let (engines, troubles) = engines(place, channels.iter(), defaults);
         let publisher = |engine| match engine {
             GivenEngine::Publisher(engine) => engine,
             GivenEngine::Server(server) => panic!("{server:?}"),
@@ -339,12 +384,7 @@ mod tests {
             found(&elsewhere, &channels, &EngineDefaults::default(), 64),
             (vec![], vec![])
         );
-        let (_, troubles) = super::engines(
-            &place,
-            channels.iter(),
-            &BTreeMap::new(),
-            &EngineDefaults::default(),
-        );
+        let (_, troubles) = super::engines(&place, channels.iter(), &EngineDefaults::default());
         assert!(troubles[0].contains("--model"), "{troubles:?}");
     }
 
@@ -417,8 +457,7 @@ mod tests {
         let mut sizes = async || {
             look(&place, &mut known).await.unwrap();
             [&EngineDefaults::default(), &given].map(|defaults| {
-                let (channels, cards) = (known.channels.values(), known.cards_by_scope());
-                let (engines, _) = engines(&place, channels, &cards, defaults);
+                let (engines, _) = engines(&place, known.channels.values(), defaults);
                 let size = |engine: &GivenEngine| match engine {
                     GivenEngine::Publisher(engine) => engine.block_size,
                     GivenEngine::Server(server) => panic!("{server:?}"),
@@ -443,5 +482,42 @@ mod tests {
         std::fs::write(other, value.to_string()).unwrap();
         let untold = EngineDefaults::default().untold_block_size;
         assert_eq!(sizes().await, [vec![], vec![untold]]);
+    }
+
+    #[tokio::test]
+    async fn publishers_that_come_while_model_cards_differ_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |bucket: &str, rest: &str, text: &str| {
+            std::fs::write(file(folder.path(), bucket, rest), text).unwrap();
+        };
+        let publisher = |name: &str, transport: &Value| {
+            let value = json!({"transport": transport}).to_string();
+            write(CHANNELS, &format!("{SCOPE}/topic/{TOPIC}/{name}"), &value);
+        };
+        let zmq = json!({"kind": "Zmq", "config": {"endpoint": "tcp://h:1"}});
+        publisher("a1", &zmq);
+        write(MODELS, "dynamo/backend/generate/9", &model("m", 16, &Value::Null));
+        let place = place(&format!("file:{},nats=nats://n:4222", folder.path().display()));
+        let mut known = KnownRecords::default();
+        let mut found = async || {
+            look(&place, &mut known).await.unwrap();
+            let (engines, troubles) = engines(&place, known.channels.values(), &EngineDefaults::default());
+            let name = |engine: &GivenEngine| engine.instance().to_owned();
+            (engines.iter().map(name).collect::<Vec<_>>(), troubles)
+        };
+        let names = ["dynamo-a1"].map(str::to_owned).to_vec();
+        assert_eq!(found().await, (names.clone(), vec![]));
+        write(MODELS, "dynamo/backend/generate/a", &model("m", 64, &Value::Null));
+        publisher("b2", &zmq);
+        publisher("c3", &json!({"kind": "Nats", "config": {"subject_prefix": "s"}}));
+        let (found_now, troubles) = found().await;
+        assert_eq!(found_now, names);
+        assert!(
+            troubles.len() == 1 && troubles[0].contains("differ"),
+            "{troubles:?}"
+        );
+        std::fs::remove_file(file(folder.path(), MODELS, "dynamo/backend/generate/9")).unwrap();
+        let (found_now, troubles) = found().await;
+        assert_eq!((found_now.len(), troubles), (3, vec![]));
     }
 }

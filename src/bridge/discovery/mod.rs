@@ -117,6 +117,7 @@ async fn apply(bridge: Bridge, reports: Reports, mut known: KnownEngines) {
         let found = bridge.found_by(|other| other.kind == reports.kind);
         reports.metrics.discovered.get(reports.kind).set(found as f64);
         is_refused = !refused.is_empty();
+        reports.note_refused(engines.len(), &refused);
         for refusal in refused {
             log_gated!(warn "an engine that was found is not followed" up to 16; source, %refusal);
         }
@@ -154,5 +155,69 @@ mod tests {
         let applying = apply(bridge.clone(), reports, known);
         assert!(futures_util::poll!(std::pin::pin!(applying)).is_pending());
         assert_eq!(bridge.servers().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_engine_of_two_sources_stays_until_both_have_dropped_it() {
+        let bridge = Bridge::new(Subjects::new("kv").unwrap(), BridgeOptions::default());
+        let parse = |text: &str| crate::parse_engine(text, &EngineDefaults::default()).unwrap();
+        let followed = || (bridge.servers().len(), bridge.engines().len());
+        let server = parse("a=http://127.0.0.1:1,model=m,block_size=16");
+        let sockets = parse("e=tcp://127.0.0.1:1,block_size=16,model=m");
+        let engines = [server, sockets].concat();
+        for source in ["kubernetes:app=vllm", "kubernetes:role=decode"] {
+            bridge.replace(source, &engines).unwrap();
+        }
+        bridge.replace("kubernetes:role=decode", &[]).unwrap();
+        assert_eq!(followed(), (1, 1));
+        bridge.replace("kubernetes:app=vllm", &[]).unwrap();
+        assert_eq!(followed(), (0, 0));
+        // An engine that was registered stays until it is unregistered.
+        for engine in &engines {
+            match engine.clone() {
+                GivenEngine::Publisher(engine) => bridge.register(engine).unwrap(),
+                GivenEngine::Server(server) => bridge.register_server(server).unwrap(),
+            }
+        }
+        bridge.replace("kubernetes:app=vllm", &engines).unwrap();
+        bridge.replace("kubernetes:app=vllm", &[]).unwrap();
+        assert_eq!(followed(), (1, 1));
+        assert_eq!(bridge.unregister(&|_| true).len(), 2);
+        assert_eq!(followed(), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_a_source_drops_is_followed_as_another_source_gives_it() {
+        let bridge = Bridge::new(Subjects::new("kv").unwrap(), BridgeOptions::default());
+        let parse = |text: &str| crate::parse_engine(text, &EngineDefaults::default()).unwrap();
+        let [first, second] =
+            [1, 2].map(|port| parse(&format!("e=tcp://127.0.0.1:{port},block_size=16,model=m")));
+        bridge.replace("file:/first", &first).unwrap();
+        bridge.replace("file:/second", &second).unwrap_err();
+        bridge.replace("file:/first", &[]).unwrap();
+        assert_eq!(bridge.engines()[0].engine.endpoint, "tcp://127.0.0.1:2");
+    }
+
+    #[tokio::test]
+    async fn a_source_says_which_of_its_engines_are_not_followed() {
+        let bridge = Bridge::new(Subjects::new("kv").unwrap(), BridgeOptions::default());
+        let parse = |text: &str| crate::parse_engine(text, &EngineDefaults::default()).unwrap();
+        bridge
+            .replace("file:/a", &parse("e=tcp://127.0.0.1:1,block_size=16,model=m"))
+            .unwrap();
+        let (reports, known) = Reports::new("file:/b", EngineSource::File, bridge.metrics());
+        reports.know(parse("e=tcp://127.0.0.1:2,block_size=16,model=m"));
+        let mut applying = std::pin::pin!(apply(bridge.clone(), reports.clone(), known));
+        assert!(futures_util::poll!(applying.as_mut()).is_pending());
+        let error = reports.state().last_error.unwrap();
+        assert!(
+            error.contains("1 engines are found, 1 are not followed: "),
+            "{error}"
+        );
+        // The engine is followed once the other source no longer gives it.
+        bridge.replace("file:/a", &[]).unwrap();
+        reports.know(parse("e=tcp://127.0.0.1:3,block_size=16,model=m"));
+        assert!(futures_util::poll!(applying).is_pending());
+        assert_eq!(reports.state().last_error, None);
     }
 }

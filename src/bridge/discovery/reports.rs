@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use kvatlas_process::registry::{GivenEngine, NewServer};
+use kvatlas_process::registry::{GivenEngine, NewServer, RegisterRefusal};
 use kvatlas_telemetry::labels::EngineSource;
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
@@ -21,7 +21,8 @@ pub struct SourceState {
     pub source: String,
     /// Number of engines that the source knows.
     pub engines: usize,
-    /// Error that keeps the source from looking for engines; `None` if it can look.
+    /// Error that keeps the source from looking for engines, or the bridge from following some of them; `None` if all
+    /// engines are found and followed.
     pub last_error: Option<String>,
 }
 
@@ -54,6 +55,8 @@ pub(crate) struct Reports {
     pub(super) metrics: Arc<BridgeMetrics>,
     known: watch::Sender<Option<Vec<GivenEngine>>>,
     trouble: Arc<Mutex<Option<String>>>,
+    /// Text that says why engines of the source are not followed; `None` if all are.
+    refused: Arc<Mutex<Option<String>>>,
 }
 
 /// Receiver that follows the engines that a source knows. Its value is `None` before the source's first report.
@@ -75,6 +78,7 @@ impl Reports {
             metrics: Arc::clone(metrics),
             known,
             trouble: Arc::default(),
+            refused: Arc::default(),
         };
         (reports, received)
     }
@@ -100,6 +104,15 @@ impl Reports {
     pub(super) fn fail(&self, error: &dyn Display) {
         self.metrics.discovery_failures.get(self.kind).increment(1);
         self.set_trouble(Some(format!("{error}")));
+    }
+
+    /// Notes which of the `found` engines the bridge does not follow.
+    pub(super) fn note_refused(&self, found: usize, refused: &[RegisterRefusal]) {
+        let text = |first| {
+            let count = refused.len();
+            format!("{found} engines are found, {count} are not followed: {first}")
+        };
+        *self.refused.lock() = refused.first().map(text);
     }
 
     /// Stores what is wrong with the source, and logs a change of it. `None` means that nothing is wrong.
@@ -146,7 +159,11 @@ impl Reports {
         SourceState {
             source: self.source.to_string(),
             engines: self.known.borrow().as_ref().map_or(0, Vec::len),
-            last_error: self.trouble.lock().clone(),
+            last_error: self
+                .trouble
+                .lock()
+                .clone()
+                .or_else(|| self.refused.lock().clone()),
         }
     }
 }

@@ -7,11 +7,12 @@ use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, NewServer, Re
 
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
-use super::Bridge;
+use super::servers::AskedServer;
+use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engines of one source, by name. Of two engines with one name, only the first is in the set. The bridge refuses the
 /// second.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Set {
     publishers: BTreeMap<EngineKey, NewEngine>,
     servers: BTreeMap<ServerKey, NewServer>,
@@ -35,6 +36,18 @@ impl Set {
         set
     }
 
+    /// Whether this set has `engine`, with the settings by which it is followed.
+    fn has_publisher(&self, engine: &NewEngine) -> bool {
+        let given = self.publishers.get(&engine.key);
+        given.is_some_and(|given| given.is_followed_like(engine))
+    }
+
+    /// Whether this set has `server`, with the settings by which it is asked.
+    fn has_server(&self, server: &NewServer) -> bool {
+        let given = self.servers.get(&server.key());
+        given.is_some_and(|given| given.is_asked_like(server))
+    }
+
     fn endpoints(&self) -> impl Iterator<Item = &str> {
         let publishers = self.publishers.values().flat_map(NewEngine::endpoints);
         publishers.chain(self.servers.values().map(|server| server.url.as_str()))
@@ -52,18 +65,31 @@ impl Given {
         endpoints.any(|endpoint| host_of(endpoint).as_deref() == Some(host))
     }
 
-    /// Returns whether flags, files or discovery give an engine with the name of `engine`.
-    pub(super) fn has(&self, engine: &GivenEngine) -> bool {
-        self.0.values().any(|set| match engine {
-            GivenEngine::Publisher(engine) => set.publishers.contains_key(&engine.key),
-            GivenEngine::Server(server) => set.servers.contains_key(&server.key()),
-        })
+    /// Whether flags, files or discovery give the engine that `followed` follows.
+    fn has_publisher(&self, followed: &FollowedEngine) -> bool {
+        self.0.values().any(|set| set.has_publisher(&followed.engine))
+    }
+
+    /// Whether flags, files or discovery give the server that `asked` asks.
+    fn has_server(&self, asked: &AskedServer) -> bool {
+        self.0.values().any(|set| set.has_server(&asked.handle.server))
+    }
+
+    /// Returns the engines that sources give under the names in `dropped`.
+    fn named_like(&self, dropped: &Set) -> Vec<GivenEngine> {
+        let publishers = self.0.values().flat_map(|set| set.publishers.values());
+        let publishers = publishers.filter(|engine| dropped.publishers.contains_key(&engine.key));
+        let servers = self.0.values().flat_map(|set| set.servers.values());
+        let servers = servers.filter(|server| dropped.servers.contains_key(&server.key()));
+        let publishers = publishers.cloned().map(GivenEngine::Publisher);
+        publishers
+            .chain(servers.cloned().map(GivenEngine::Server))
+            .collect()
     }
 
     /// Whether `source` gives this server, with the same settings for asking it as in `server`.
     fn is_of(&self, source: &str, server: &NewServer) -> bool {
-        let known = self.0.get(source).and_then(|set| set.servers.get(&server.key()));
-        known.is_some_and(|known| known.is_asked_like(server))
+        self.0.get(source).is_some_and(|set| set.has_server(server))
     }
 }
 
@@ -84,7 +110,8 @@ impl Bridge {
 
     /// Replaces the engines that `source` gives with `engines`:
     ///
-    /// - An engine that is no longer among them is forgotten.
+    /// - An engine that is no longer among them is forgotten. If another source gives an engine of that name with
+    ///   other settings, the bridge follows that one from now on.
     /// - An engine with another identity, or another setting, is followed anew, from the beginning.
     /// - An engine that differs only in its address or labels is still followed.
     ///
@@ -94,34 +121,53 @@ impl Bridge {
     ///
     /// One refusal for each engine that is not followed. The engine is tried again with the next call.
     pub fn replace(&self, source: &str, engines: &[GivenEngine]) -> Result<(), Vec<RegisterRefusal>> {
-        {
+        let others = {
             let mut state = self.inner.state.lock();
+            let mut before = state.given.0.remove(source).unwrap_or_default();
             let now = Set::new(engines);
-            let before = state.given.0.remove(source).unwrap_or_default();
-            for (key, server) in &before.servers {
-                let is_wanted = |wanted: &NewServer| wanted.is_asked_like(server);
-                if !now.servers.get(key).is_some_and(is_wanted) {
-                    self.remove_server(&mut state, key, server);
-                }
+            state.given.0.insert(source.to_owned(), now.clone());
+            for key in before.servers.keys() {
+                self.release_server(&mut state, key);
             }
-            for (key, engine) in &before.publishers {
-                let is_own = state
-                    .engines
-                    .get(key)
-                    .is_some_and(|followed| followed.engine.is_followed_like(engine));
-                let is_wanted = |wanted: &NewEngine| wanted.is_followed_like(engine);
-                if is_own && !now.publishers.get(key).is_some_and(is_wanted) {
-                    state.remove(key);
-                }
+            for key in before.publishers.keys() {
+                state.release(key);
             }
-            state.given.0.insert(source.to_owned(), now);
-        }
+            before.servers.retain(|key, _| !now.servers.contains_key(key));
+            before
+                .publishers
+                .retain(|key, _| !now.publishers.contains_key(key));
+            state.given.named_like(&before)
+        };
         let refused: Vec<RegisterRefusal> = engines
             .iter()
             .filter_map(|engine| self.follow(engine.clone()).err())
             .collect();
-        // A registered engine that a source gives, too, is no longer saved as a registered engine.
-        self.keep_registered();
+        for other in others {
+            // The other source tries an engine that is refused here again.
+            let _ = self.follow(other);
+        }
         if refused.is_empty() { Ok(()) } else { Err(refused) }
+    }
+
+    /// Stops asking a server that was not registered and that no source gives with its present settings.
+    pub(super) fn release_server(&self, state: &mut BridgeState, key: &ServerKey) {
+        let asked = state.servers.get(key);
+        if asked.is_some_and(|asked| !asked.is_registered && !state.given.has_server(asked)) {
+            state.end_server(key);
+            self.count(state);
+        }
+    }
+}
+
+impl BridgeState {
+    /// Stops following an engine that was not registered and that no source gives with its present settings. An engine
+    /// that a server has reported stays.
+    pub(super) fn release(&mut self, key: &EngineKey) {
+        let is_held = |followed: &FollowedEngine| {
+            followed.is_registered || followed.origin.is_some() || self.given.has_publisher(followed)
+        };
+        if !self.engines.get(key).is_none_or(is_held) {
+            self.remove(key);
+        }
     }
 }

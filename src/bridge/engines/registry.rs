@@ -19,11 +19,9 @@ static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
 
 impl Bridge {
     fn register_engine(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
-        self.follow(engine.clone())?;
+        self.follow_registered(&engine)?;
         self.keep_registered();
-        if !self.inner.state.lock().given.has(&engine) {
-            self.share(engine, true);
-        }
+        self.share(engine, true);
         Ok(())
     }
 
@@ -53,11 +51,11 @@ impl Bridge {
         if !is_registered {
             return self.drop_registered(&engine);
         }
-        let followed = match self.follow(engine.clone()) {
+        let followed = match self.follow_registered(&engine) {
             // The other bridge has registered the engine anew, with other settings.
             Err(RegisterRefusal::Conflict { .. }) => {
                 self.drop_registered(&engine);
-                self.follow(engine.clone())
+                self.follow_registered(&engine)
             }
             followed => followed,
         };
@@ -72,20 +70,10 @@ impl Bridge {
     /// Stops following an engine that was registered. An engine that a source gives, too, is still followed.
     fn drop_registered(&self, engine: &GivenEngine) {
         let mut state = self.inner.state.lock();
-        if state.given.has(engine) {
-            return;
-        }
+        state.set_registered(engine, false);
         match engine {
-            GivenEngine::Publisher(engine) => {
-                let followed = state.engines.get(&engine.key);
-                if followed.is_some_and(|followed| followed.origin.is_none()) {
-                    state.remove(&engine.key);
-                }
-            }
-            GivenEngine::Server(server) => {
-                state.end_server(&server.key());
-                self.count(&state);
-            }
+            GivenEngine::Publisher(engine) => state.release(&engine.key),
+            GivenEngine::Server(server) => self.release_server(&mut state, &server.key()),
         }
     }
 }

@@ -15,6 +15,8 @@ use super::{Bridge, BridgeState};
 /// A server, and the task that asks it.
 pub(super) struct AskedServer {
     pub(super) handle: ServerHandle,
+    /// Whether the server was registered. It then stays when a source that gives it, too, drops it.
+    pub(super) is_registered: bool,
     pub(super) stop: CancellationToken,
     /// Report that the engine is out of sight; `None` if the engine is followed, or cannot be announced, for example
     /// because its block size is not given.
@@ -70,9 +72,12 @@ impl AskedServer {
 }
 
 impl Bridge {
-    pub(super) fn add_server(&self, server: NewServer) -> Result<(), RegisterRefusal> {
+    pub(super) fn add_server(
+        &self,
+        state: &mut BridgeState,
+        server: NewServer,
+    ) -> Result<(), RegisterRefusal> {
         let address = check_server(&server)?;
-        let mut state = self.inner.state.lock();
         if state.is_stopping {
             return Err(RegisterRefusal::Stopping);
         }
@@ -95,6 +100,7 @@ impl Bridge {
         }
         let asked = AskedServer {
             handle: ServerHandle::new(server),
+            is_registered: false,
             stop: CancellationToken::new(),
             announcement: None,
         };
@@ -110,18 +116,9 @@ impl Bridge {
         };
         self.inner.tasks.spawn_on(task.run(), &self.inner.runtime);
         state.servers.insert(key.clone(), asked);
-        self.announce_server(&mut state, &key);
-        self.count(&state);
+        self.announce_server(state, &key);
+        self.count(state);
         Ok(())
-    }
-
-    /// Stops following the engine of the server with this `key`, if that server is asked in the same way as `server`.
-    pub(super) fn remove_server(&self, state: &mut BridgeState, key: &ServerKey, server: &NewServer) {
-        let is_it = |asked: &AskedServer| asked.handle.server.is_asked_like(server);
-        if state.servers.get(key).is_some_and(is_it) {
-            state.end_server(key);
-            self.count(state);
-        }
     }
 
     /// Ends each server that has an engine for which `is_meant` holds, and stops following all engines of that server.

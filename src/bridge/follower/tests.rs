@@ -3,19 +3,28 @@
 use bytes::Bytes;
 use futures_util::poll;
 use kvatlas_engines::{Format, Translator, TranslatorSettings};
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use super::super::kin::Kin;
 use super::super::relay::tests::{started, way};
 use super::super::stalls::BridgeClock;
+use super::super::zmtp::{MessageOrCommand, PeerConnection, Role, push_message};
 use super::*;
 use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 
 /// Returns the batch `seq`. It clears the cache, so that daemons are told of it at once, and stores a block.
 fn batch(seq: u64) -> Numbered {
-    let tokens: Vec<u32> = (0..16).collect();
-    let stored = json!(["BlockStored", [seq], null, tokens, 16, null, "GPU", null, null]);
-    let payload = rmp_serde::to_vec(&json!([1.5, [["AllBlocksCleared"], stored], 0]));
+    batch_of(seq, &[json!(["AllBlocksCleared"]), stored(seq)])
+}
+
+fn stored(seq: u64) -> Value {
+    let tokens: Vec<u64> = (16 * seq..16 * (seq + 1)).collect();
+    json!(["BlockStored", [seq], null, tokens, 16, null, "GPU", null, null])
+}
+
+fn batch_of(seq: u64, events: &[Value]) -> Numbered {
+    let payload = rmp_serde::to_vec(&json!([1.5, events, 0]));
     Numbered {
         seq,
         payload: payload.unwrap().into(),
@@ -92,4 +101,55 @@ async fn a_process_that_may_be_another_engine_is_saved_with_its_doubt_or_not_at_
     follower.settle_identity().await.unwrap();
     assert_eq!(last_kept(&mut follower).await, Some(Some(0)));
     assert_eq!(follower.relay.doubt(), Some(Reason::OtherEngine));
+}
+
+/// Starts a replay socket that has `batches`. It breaks off its answer to the question with the number `broken`, counted
+/// from 1. Returns the socket's endpoint.
+async fn replay_socket(batches: Vec<Numbered>, broken: u32) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut questions = 0;
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut asker = PeerConnection::open(stream, Role::Replay).await.unwrap();
+            while let Ok(MessageOrCommand::Message(question)) = asker.next().await {
+                questions += 1;
+                let first = u64::from_be_bytes(question[1].as_ref().try_into().unwrap());
+                let mut answer = Vec::new();
+                for Numbered { seq, payload, .. } in batches.iter().filter(|batch| batch.seq >= first) {
+                    push_message(&mut answer, &[b"", &seq.to_be_bytes(), payload]);
+                }
+                if questions != broken {
+                    push_message(&mut answer, &[b"", &u64::MAX.to_be_bytes(), b""]);
+                }
+                asker.send(&answer).await.unwrap();
+                if questions == broken {
+                    break;
+                }
+            }
+        }
+    });
+    endpoint
+}
+
+/// The bridge asks for everything once the socket answers again. If the socket breaks that answer off, the bridge asks
+/// for everything later.
+#[tokio::test]
+async fn what_was_lost_is_made_up_for_after_an_answer_that_breaks() {
+    let (_broker, mut follower) = follower().await;
+    let later = [1, 2].map(|seq| batch_of(seq, &[stored(seq)]));
+    let batches = [vec![batch(0)], later.to_vec()].concat();
+    follower.replay_endpoint = Some(replay_socket(batches, 2).await);
+    follower.follow_without_replay(&SocketError::Closed, Duration::from_secs(3600));
+    let [_, last] = later;
+    follower.published(last).await.unwrap();
+    assert_eq!(follower.relay.doubt(), Some(Reason::LostBatches));
+    follower.replay_state.ask_at(Instant::now());
+    follower.look().await.unwrap();
+    assert!(!follower.can_ask());
+    assert_eq!(follower.relay.doubt(), Some(Reason::LostBatches));
+    follower.replay_state.ask_at(Instant::now());
+    follower.look().await.unwrap();
+    assert_eq!((follower.can_ask(), follower.relay.doubt()), (true, None));
 }

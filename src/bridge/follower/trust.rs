@@ -20,7 +20,7 @@ use kvatlas_telemetry::log_gated;
 use super::super::continuity::HeardBatch;
 use super::super::frames::Numbered;
 use super::standing::{ConnectionChange, ConnectionState, ReplayChange, Useless};
-use super::{FollowError, Follower, REPLAY_BACKOFF};
+use super::{FollowError, Follower, REPLAY_ATTEMPTS, REPLAY_BACKOFF};
 
 /// Number of consecutive answers without a batch, on an unbroken connection, after which the socket counts as one that
 /// keeps no batches.
@@ -117,14 +117,23 @@ impl Follower {
     }
 
     /// Recovers batches that were lost while the replay socket was silent: takes everything from the socket anew, if it
-    /// still has all batches. Does nothing until the socket has proved to belong to the engine.
+    /// still has all batches. Does nothing until the socket has proved to belong to the engine. If the socket breaks
+    /// its answer off, the bridge tries again later.
     pub(super) async fn make_up(&mut self) -> Result<(), FollowError> {
         if self.connection != ConnectionState::Proven || !std::mem::take(&mut self.has_missed) {
             return Ok(());
         }
-        match self.relay.doubt() == Some(Reason::LostBatches) && self.reaches_back().await? {
-            true => self.take_all().await,
-            false => Ok(()),
+        if self.relay.doubt() != Some(Reason::LostBatches) {
+            return Ok(());
+        }
+        match self.reaches_back().await {
+            Ok(true) => self.take_all().await,
+            Ok(false) => Ok(()),
+            Err(FollowError::Socket(error)) if !error.is_cut() => {
+                self.follow_without_replay(&error, REPLAY_BACKOFF.pause(REPLAY_ATTEMPTS));
+                Ok(())
+            }
+            Err(error) => Err(error),
         }
     }
 

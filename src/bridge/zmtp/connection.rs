@@ -1,8 +1,10 @@
 //! A connection to a peer, whose heartbeats are answered.
 
 use std::io;
+use std::time::Duration;
 
 use bytes::BytesMut;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -15,7 +17,12 @@ use super::{Role, greeting, pong, ready};
 /// peer that does not read them does not need them.
 const UNSENT_BYTES_MAX: usize = 4096;
 
-/// A connection, until it breaks.
+/// Silence after which the system asks whether the peer's machine is still there, and the pause between such questions.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// Number of unanswered questions after which the connection breaks.
+const PROBES_MAX: u32 = 3;
+
+/// A connection, until it breaks. It also breaks a few seconds after the peer's machine has vanished.
 #[derive(Debug)]
 pub(in super::super) struct PeerConnection {
     reader: ZmtpReader<OwnedReadHalf>,
@@ -28,6 +35,7 @@ impl PeerConnection {
     /// Shakes hands with the peer of a new stream, whether this side or the peer has made the connection.
     pub(in super::super) async fn open(stream: TcpStream, role: Role) -> Result<Self, ReadError> {
         stream.set_nodelay(true)?;
+        keep_alive(&stream)?;
         let (source, mut writer) = stream.into_split();
         let mut reader = ZmtpReader::new(source, role.limits());
         writer.write_all(&greeting()).await?;
@@ -72,6 +80,45 @@ impl PeerConnection {
                 Some(_) => {}
                 None => return Ok(received),
             }
+        }
+    }
+}
+
+/// Has the system ask at short intervals whether the peer's machine is still there. A subscriber sends nothing, so it
+/// would never notice that its peer's machine has vanished.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(PROBE_AFTER)
+        .with_interval(PROBE_AFTER)
+        .with_retries(PROBES_MAX);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_machine_that_vanishes_is_noticed_on_both_sides() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let publisher = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            PeerConnection::open(stream, Role::Publisher).await.unwrap()
+        };
+        let subscriber = async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            PeerConnection::open(stream, Role::Subscriber).await.unwrap()
+        };
+        let (publisher, subscriber) = tokio::join!(publisher, subscriber);
+        for connection in [publisher, subscriber] {
+            let socket = SockRef::from(connection.writer.as_ref());
+            assert!(socket.keepalive().unwrap());
+            assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
+            assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_AFTER);
+            assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBES_MAX);
         }
     }
 }

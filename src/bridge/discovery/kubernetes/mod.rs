@@ -1,4 +1,4 @@
-//! Engines that the Kubernetes API knows, by a list and then a watch.
+//! Engines that the Kubernetes API knows, by a list and then a watch (`watch`).
 //!
 //! | source | engines are | file |
 //! |---|---|---|
@@ -17,31 +17,24 @@ mod pods;
 mod pool;
 mod ports;
 mod slices;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use kube::core::Status;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, Config, Resource, ResourceExt};
+use kube::{Client, Config};
 use kvatlas_client::Backoff;
-use serde::de::DeserializeOwned;
-use tokio::time::{Instant, timeout_at};
 
 use kvatlas_process::registry::{GivenEngine, NewServer};
 
 use super::super::spec::EngineDefaults;
-use super::reports::{FOUND_MAX, LookError, Reports};
+use super::reports::{LookError, Reports};
 use super::spec::KubernetesPlace;
 
-/// Time for which the API answers one watch, in seconds. The watch is then renewed.
-const WATCH_SECONDS: u32 = 60;
 /// Silence on a watch after which its connection is given up.
 const SILENT_AFTER: Duration = Duration::from_secs(90);
-/// Time for which changes are gathered, so that many changes in a short time are reported together.
-const GATHERED_FOR: Duration = Duration::from_millis(20);
 /// Maximum time for an answer about one engine.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -95,8 +88,10 @@ enum KubernetesError {
     Config(#[from] kube::config::InferConfigError),
     #[error("{0}")]
     Client(#[from] kube::Error),
-    #[error("{0}")]
-    Watch(watcher::Error),
+    #[error("the API ends watches as soon as they begin")]
+    Ended,
+    #[error("the API gives a list no resource version")]
+    NoVersion,
     #[error("the API does not accept the token of the service account ({0})")]
     Unauthorized(String),
     #[error(
@@ -113,6 +108,13 @@ enum KubernetesError {
     NoSuchKind { objects: Objects, text: String },
 }
 
+impl KubernetesError {
+    /// Whether the API no longer has the version of the objects that it was asked for.
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Client(kube::Error::Api(status)) if status.code == 410)
+    }
+}
+
 /// Kind of objects that are read, and the namespace. Errors name both.
 #[derive(Debug, Clone)]
 struct ObjectScope {
@@ -121,24 +123,17 @@ struct ObjectScope {
 }
 
 impl ObjectScope {
-    fn of_watch(&self, error: watcher::Error) -> KubernetesError {
-        let status = match &error {
-            watcher::Error::InitialListFailed(kube::Error::Api(status))
-            | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-            | watcher::Error::WatchFailed(kube::Error::Api(status)) => status,
-            watcher::Error::WatchError(status) => status,
-            _ => return KubernetesError::Watch(error),
-        };
-        self.of_status(status).unwrap_or(KubernetesError::Watch(error))
-    }
-
-    fn of_look(&self, error: kube::Error) -> LookError {
+    /// Returns the error of a question about objects.
+    fn error(&self, error: kube::Error) -> KubernetesError {
         let refused = match &error {
             kube::Error::Api(status) => self.of_status(status),
             _ => None,
         };
-        let error = refused.unwrap_or(KubernetesError::Client(error));
-        LookError::Unanswered(error.to_string())
+        refused.unwrap_or(KubernetesError::Client(error))
+    }
+
+    fn of_look(&self, error: kube::Error) -> LookError {
+        LookError::Unanswered(self.error(error).to_string())
     }
 
     /// Returns the error if the API refuses because a right is missing (401, 403) or does not know the kind of objects
@@ -187,98 +182,6 @@ async fn connect(place: &KubernetesPlace) -> Result<(Client, String), Kubernetes
     Ok((Client::try_from(config)?, namespace))
 }
 
-/// Watches objects for ever. After each change, calls `take` with the values that `read` gives for all known objects.
-async fn watch<K, T: Clone>(
-    api: Api<K>,
-    config: watcher::Config,
-    reading: &ObjectScope,
-    reports: &Reports,
-    read: impl Fn(&K) -> T,
-    mut take: impl FnMut(&KnownObjects<T>),
-) where
-    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
-{
-    let mut events = Box::pin(watcher(api, config.timeout(WATCH_SECONDS)));
-    let mut known = KnownObjects::default();
-    let mut failures = 0;
-    // The stream continues after errors, from its last position or with a new list.
-    while let Some(event) = events.next().await {
-        let mut next = Some(event);
-        let until = Instant::now() + GATHERED_FOR;
-        while let Some(event) = next {
-            match event {
-                Ok(event) => {
-                    failures = 0;
-                    known.apply(event, &read);
-                }
-                Err(error) => {
-                    failures += 1;
-                    reports.fail(&reading.of_watch(error));
-                }
-            }
-            next = match failures {
-                0 => timeout_at(until, events.next()).await.ok().flatten(),
-                _ => None,
-            };
-        }
-        if failures > 0 {
-            tokio::time::sleep(BACKOFF.pause(failures)).await;
-        } else if known.is_complete {
-            take(&known);
-        }
-    }
-}
-
-/// Known objects by their names. An entry has the object's UID, and the value that was read from the object.
-struct KnownObjects<T> {
-    known: BTreeMap<String, (Option<String>, T)>,
-    /// Objects so far of the list that the API is sending; `None` if it is not sending a list.
-    listed: Option<BTreeMap<String, (Option<String>, T)>>,
-    /// Whether the API has sent a complete list of the objects.
-    is_complete: bool,
-}
-
-impl<T> Default for KnownObjects<T> {
-    fn default() -> Self {
-        Self {
-            known: BTreeMap::new(),
-            listed: None,
-            is_complete: false,
-        }
-    }
-}
-
-impl<T> KnownObjects<T> {
-    fn apply<K: Resource>(&mut self, event: Event<K>, read: impl Fn(&K) -> T) {
-        let put = |objects: &mut BTreeMap<_, _>, object: &K| {
-            let name = object.name_any();
-            if objects.len() <= FOUND_MAX || objects.contains_key(&name) {
-                objects.insert(name, (object.uid(), read(object)));
-            }
-        };
-        match event {
-            Event::Init => self.listed = Some(BTreeMap::new()),
-            Event::InitApply(object) => put(self.listed.get_or_insert_default(), &object),
-            Event::InitDone => {
-                self.known = self.listed.take().unwrap_or_default();
-                self.is_complete = true;
-            }
-            Event::Apply(object) => put(&mut self.known, &object),
-            Event::Delete(object) => {
-                let name = object.name_any();
-                // A new object may have the same name.
-                if self.known.get(&name).is_some_and(|(uid, _)| *uid == object.uid()) {
-                    self.known.remove(&name);
-                }
-            }
-        }
-    }
-
-    fn values(&self) -> impl Iterator<Item = &T> {
-        self.known.values().map(|(_, value)| value)
-    }
-}
-
 /// Returns the engines of objects, one for each name. If several servers have one name, the first server counts. An
 /// endpoint with an IPv4 and an IPv6 address has two servers, for example.
 fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine> {
@@ -310,39 +213,9 @@ fn unanswered() -> LookError {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
 
     use super::*;
-
-    fn pod(name: &str, uid: &str) -> Pod {
-        serde_json::from_value(json!({"metadata": {"name": name, "uid": uid}})).unwrap()
-    }
-
-    #[test]
-    fn a_list_replaces_what_was_known_once_it_is_complete() {
-        let mut known = KnownObjects::default();
-        let uid = |pod: &Pod| pod.uid().unwrap();
-        let uids = |known: &KnownObjects<String>| known.values().cloned().collect::<Vec<_>>();
-        known.apply(Event::Init, uid);
-        known.apply(Event::InitApply(pod("a", "1")), uid);
-        known.apply(Event::InitApply(pod("b", "2")), uid);
-        assert!(!known.is_complete);
-        known.apply(Event::InitDone, uid);
-        assert!(known.is_complete);
-        assert_eq!(uids(&known), ["1", "2"]);
-        known.apply(Event::Init, uid);
-        known.apply(Event::InitApply(pod("b", "2")), uid);
-        assert_eq!(uids(&known), ["1", "2"]);
-        known.apply(Event::InitDone, uid);
-        assert_eq!(uids(&known), ["2"]);
-        // A pod of a StatefulSet comes back under its name before the API tells that the old pod is gone.
-        known.apply(Event::Apply(pod("b", "3")), uid);
-        known.apply(Event::Delete(pod("b", "2")), uid);
-        assert_eq!(uids(&known), ["3"]);
-        known.apply(Event::Delete(pod("b", "3")), uid);
-        assert_eq!(uids(&known), Vec::<String>::new());
-    }
 
     #[test]
     fn rights_that_are_missing_are_named() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::watcher;
+use kube::api::ListParams;
 use kube::{Api, Client};
 use kvatlas_core::wire::Labels;
 use parking_lot::Mutex;
@@ -17,7 +17,8 @@ use super::super::found::{ServerPort, server_at};
 use super::super::reports::{EngineLookup, Reports};
 use super::super::spec::PodsPlace;
 use super::ports::{declared, is_active, pod_of_ranked, port_of, ranked};
-use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered, watch};
+use super::watch::Watched;
+use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered};
 
 /// Maximum size of a pod's labels that are kept, in bytes.
 const LABEL_BYTES_MAX: usize = 4096;
@@ -47,13 +48,15 @@ pub(super) async fn watch_pods(
     reports: &Reports,
 ) {
     let api: Api<Pod> = Api::namespaced(client, &namespace);
-    let config = watcher::Config::default().labels(&place.selector);
-    let reading = reading(namespace);
-    let read = |pod: &Pod| servers_of(pod, place, defaults);
-    watch(api, config, &reading, reports, read, |known| {
-        reports.know(engines(known.values().flatten()));
-    })
-    .await;
+    let watched = Watched {
+        api,
+        selected: ListParams::default().labels(&place.selector),
+        scope: &reading(namespace),
+        reports,
+        read: &|pod: &Pod| servers_of(pod, place, defaults),
+        take: &mut |known| reports.know(engines(known.values().flatten())),
+    };
+    watched.run().await;
 }
 
 fn reading(namespace: String) -> ObjectScope {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use kube::runtime::watcher;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -16,6 +16,7 @@ use super::super::super::spec::EngineDefaults;
 use super::super::reports::Reports;
 use super::super::spec::{PodsPlace, PoolPlace};
 use super::pods::{SharedPlace, look, watch_pods};
+use super::watch::Watched;
 use super::{ObjectScope, Objects};
 
 /// API group of InferencePools.
@@ -52,27 +53,32 @@ async fn watch_pool(
     let kind = GroupVersionKind::gvk(GROUP, "v1", "InferencePool");
     let resource = ApiResource::from_gvk_with_plural(&kind, Objects::InferencePools.plural());
     let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, &resource);
-    let config = watcher::Config::default().fields(&format!("metadata.name={}", place.name));
-    let reading = ObjectScope {
+    let scope = ObjectScope {
         objects: Objects::InferencePools,
         namespace: namespace.to_owned(),
     };
-    let read = |pool: &DynamicObject| pods_of(&pool.data);
-    super::watch(api, config, &reading, reports, read, |known| {
-        let pods = known.values().next().cloned();
-        let pods = pods.unwrap_or_else(|| {
-            Err(format!(
-                "there is no InferencePool {} in the namespace {namespace}",
-                place.name
-            ))
-        });
-        told.send_if_modified(|before| {
-            let is_news = before.as_ref() != Some(&pods);
-            *before = Some(pods);
-            is_news
-        });
-    })
-    .await;
+    let watched = Watched {
+        api,
+        selected: ListParams::default().fields(&format!("metadata.name={}", place.name)),
+        scope: &scope,
+        reports,
+        read: &|pool: &DynamicObject| pods_of(&pool.data),
+        take: &mut |known| {
+            let pods = known.values().next().cloned();
+            let pods = pods.unwrap_or_else(|| {
+                Err(format!(
+                    "there is no InferencePool {} in the namespace {namespace}",
+                    place.name
+                ))
+            });
+            told.send_if_modified(|before| {
+                let is_news = before.as_ref() != Some(&pods);
+                *before = Some(pods);
+                is_news
+            });
+        },
+    };
+    watched.run().await;
 }
 
 /// Follows the pods that the pool selects at present.

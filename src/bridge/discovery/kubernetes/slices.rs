@@ -2,7 +2,6 @@
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::ListParams;
-use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::time::timeout;
 
@@ -14,7 +13,8 @@ use super::super::found::{ServerPort, server_at};
 use super::super::reports::{EngineLookup, Reports};
 use super::super::spec::ServicePlace;
 use super::ports::{number_of, port_of};
-use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered, watch};
+use super::watch::Watched;
+use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered};
 
 /// Label that names the Service of a slice.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -34,12 +34,15 @@ pub(super) async fn run(
         namespace,
     };
     reports.answer_by(look(api.clone(), reading.clone(), &selector, place, defaults));
-    let config = watcher::Config::default().labels(&selector);
-    let read = |slice: &EndpointSlice| servers_of(slice, place, defaults);
-    watch(api, config, &reading, reports, read, |known| {
-        reports.know(engines(known.values().flatten()));
-    })
-    .await;
+    let watched = Watched {
+        api,
+        selected: ListParams::default().labels(&selector),
+        scope: &reading,
+        reports,
+        read: &|slice: &EndpointSlice| servers_of(slice, place, defaults),
+        take: &mut |known| reports.know(engines(known.values().flatten())),
+    };
+    watched.run().await;
 }
 
 /// Makes the function that asks the API about one engine. The function lists the Service's present endpoints.
