@@ -37,7 +37,7 @@ from nats.aio.subscription import Subscription
 
 from ._connection import Refusal, confirm, error_of, refusals_of, unless_refused
 from ._publish.options import Acknowledged, PublisherOptions
-from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch
+from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch, room_of
 from .errors import (
     BatchTooLargeError,
     ConnectionFailedError,
@@ -81,9 +81,6 @@ _UNSUBSCRIBE_PATIENCE: Final = 1.0
 
 _QUESTIONS_MAX: Final = 64
 """Questions that wait in the subscription, at most. Daemons ask again."""
-
-_OVERHEAD: Final = 16 << 10
-"""What a chunk or batch may take beside what is counted."""
 
 Events: TypeAlias = Event | Iterable[Event]
 
@@ -199,12 +196,8 @@ class Publisher:
             raise InvalidValueError(f"rank {rank} is not an unsigned integer of 32 bits")
         subjects, namespace = Subjects(prefix), namespace_of(namespace, model, tenant)
         given = options or PublisherOptions()
-        room = max(connection.max_payload - _OVERHEAD, 1)
-        given = replace(
-            given,
-            batch_bytes_max=min(given.batch_bytes_max, room),
-            chunk_bytes_max=min(given.chunk_bytes_max, room),
-        )
+        room = room_of(connection.max_payload)
+        given = replace(given, batch_bytes_max=min(given.batch_bytes_max, room))
         publisher = cls(connection, subjects.events(namespace, worker), rank, given)
         if given.answers_resyncs:
             await publisher._listen(subjects.resync(namespace, worker, rank))
@@ -413,6 +406,8 @@ class Publisher:
             self._refuse_queued()
 
     async def _obey(self, command: _Command) -> None:
+        # After a reconnect, the server may take smaller messages.
+        self._outbox.note_server_limit(self._nats.max_payload)
         match command:
             case _Flush():
                 await self._send_all(self._outbox.seal(_clocks()))
@@ -536,6 +531,7 @@ class Publisher:
             if self._outbox.rise_above(request.cursor.epoch, clocks):
                 known, epoch = request.cursor.epoch, self._outbox.cursor.epoch
                 _LOG.warning("a daemon knew epoch %d of %s, so epoch %d begins", known, self._subject, epoch)
+            self._outbox.note_server_limit(self._nats.max_payload)
             answer = self._outbox.answer(request, clocks)
         except RefusedError as refused:
             self.counters.answers_refused += 1
