@@ -306,7 +306,8 @@ func (p *Publisher) wait() {
 func (p *Publisher) obey(next call) {
 	// After a reconnect, the server may take smaller messages.
 	p.open.bytesMax = atMost(p.options.BatchBytesMax, payloadRoom(p.nats.MaxPayload()))
-	if len(p.open.changes) > 0 && p.open.size+next.size > p.open.bytesMax {
+	isFull := p.open.size+next.size > p.open.bytesMax || len(p.open.changes)+len(next.changes) > p.open.eventsMax
+	if len(p.open.changes) > 0 && isFull {
 		// A call that fits into one batch is not divided among two.
 		p.open.flush()
 	}
