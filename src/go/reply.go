@@ -107,6 +107,8 @@ type Status struct {
 	BatchesWaiting uint64
 	// UnsizedHolders is of how many holders the block size is only guessed.
 	UnsizedHolders uint64
+	// RefusedHolders is how many holders there was no room for.
+	RefusedHolders uint64
 	Holders        []HolderStatus
 	Gathered       *Gathered
 	Behind         time.Duration
@@ -199,6 +201,7 @@ type wireStatus struct {
 	DistinctBlocks *uint64       `msgpack:"distinct_blocks"`
 	BatchesWaiting *uint64       `msgpack:"batches_waiting"`
 	UnsizedHolders uint64        `msgpack:"unsized_holders"`
+	RefusedHolders uint64        `msgpack:"refused_holders"`
 	Holders        *[]wireHolder `msgpack:"holders"`
 	Gathered       *Gathered     `msgpack:"gathered"`
 	BehindUs       uint64        `msgpack:"behind_us"`
@@ -338,7 +341,7 @@ func decodeStatus(payload []byte) (*Status, error) {
 	}
 	status := &Status{
 		BlockSize: *wire.BlockSize, DistinctBlocks: *wire.DistinctBlocks, BatchesWaiting: *wire.BatchesWaiting,
-		UnsizedHolders: wire.UnsizedHolders, Gathered: wire.Gathered, Behind: microseconds(wire.BehindUs),
+		UnsizedHolders: wire.UnsizedHolders, RefusedHolders: wire.RefusedHolders, Gathered: wire.Gathered, Behind: microseconds(wire.BehindUs),
 		Holders: make([]HolderStatus, 0, len(*wire.Holders)),
 	}
 	for _, found := range *wire.Holders {

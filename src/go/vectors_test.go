@@ -340,6 +340,7 @@ func TestStatusesAreDecoded(t *testing.T) {
 			DistinctBlocks uint64 `json:"distinct_blocks"`
 			BatchesWaiting uint64 `json:"batches_waiting"`
 			UnsizedHolders uint64 `json:"unsized_holders"`
+			RefusedHolders uint64 `json:"refused_holders"`
 			Holders        []struct {
 				Worker             string
 				Rank               uint32
@@ -358,8 +359,8 @@ func TestStatusesAreDecoded(t *testing.T) {
 			t.Fatalf("%s: %v", vector.Name, err)
 		}
 		m := vector.Meaning
-		same(t, vector.Name, []uint64{found.BlockSize, found.DistinctBlocks, found.BatchesWaiting, found.UnsizedHolders},
-			[]uint64{m.BlockSize, m.DistinctBlocks, m.BatchesWaiting, m.UnsizedHolders})
+		same(t, vector.Name, []uint64{found.BlockSize, found.DistinctBlocks, found.BatchesWaiting, found.UnsizedHolders, found.RefusedHolders},
+			[]uint64{m.BlockSize, m.DistinctBlocks, m.BatchesWaiting, m.UnsizedHolders, m.RefusedHolders})
 		for index, expected := range m.Holders {
 			holder := found.Holders[index]
 			same(t, vector.Name, []interface{}{holder.Worker, holder.Rank, holder.Cursor, holder.Blocks, holder.ParkedEvents, holder.ForeignChain,
