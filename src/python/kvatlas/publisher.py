@@ -166,6 +166,7 @@ class Publisher:
         self._refusal: Refusal | None = None
         self._asked = ""
         self._stopped = False
+        self._has_end = False
         self._is_over = False
         self._questions: Subscription | None = None
         self._answers: set[asyncio.Task[None]] = set()
@@ -348,13 +349,14 @@ class Publisher:
             try:
                 await asyncio.wait_for(self._drain(), patience)
             except asyncio.TimeoutError:
-                self.counters.calls_dropped += self._queue.qsize()
-                _LOG.warning("closed with %d calls not published", self._queue.qsize())
+                pass
         self._is_over = True
         while self._task is not None and not self._task.done():
             # The client of NATS swallows it now and then.
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_PAUSE)
+        if self.counters.calls_dropped:
+            _LOG.warning("closed with %d calls not published", self.counters.calls_dropped)
         refusals_of(self._nats).unhear(self._hear)
         if self._questions is not None:
             questions, self._questions = self._questions, None
@@ -366,6 +368,7 @@ class Publisher:
     async def _drain(self) -> None:
         if self._task is not None and not self._task.done():
             await self._queue.put(None)
+            self._has_end = True
             await asyncio.wait([self._task])
 
     def _checked(self, events: Events, tier: int) -> _Publish:
@@ -393,6 +396,9 @@ class Publisher:
             # Nobody reads it any more. Others may wait for the room that it takes.
             self._refuse_queued()
             raise StoppedError
+        if self._has_end:
+            # It stands behind the end, where nobody reads.
+            raise StoppedError
 
     # The task: the only one who sends batches.
 
@@ -403,7 +409,7 @@ class Publisher:
             await self._send_all(self._outbox.seal(_clocks()))
         finally:
             self._stopped = True
-            self._refuse_queued()
+            self.counters.calls_dropped += self._refuse_queued()
 
     async def _obey(self, command: _Command) -> None:
         # After a reconnect, the server may take smaller messages.
@@ -456,11 +462,17 @@ class Publisher:
             return
         self._refusal = refusal
 
-    def _refuse_queued(self) -> None:
+    def _refuse_queued(self) -> int:
+        """Empties the queue. Returns how many calls nobody has read; not those behind the end, which fail."""
+        left: list[_Command | None] = []
         while not self._queue.empty():
             command = self._queue.get_nowait()
+            left.append(command)
             if isinstance(command, _Flush) and not command.done.done():
                 command.done.set_exception(StoppedError())
+        if None in left:
+            return left.index(None)
+        return 0 if self._has_end else len(left)
 
     async def _send_all(self, sealed: Iterable[SealedBatch]) -> None:
         for batch in sealed:
