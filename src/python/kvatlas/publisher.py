@@ -141,8 +141,36 @@ class _SetProfile:
     profile: Profile
 
 
-_Publish: TypeAlias = tuple[int, list[Event]]
+@dataclass(frozen=True, slots=True)
+class _Publish:
+    """Publish these events, which take about so many bytes."""
+
+    tier: int
+    events: list[Event]
+    size: int
+
+
 _Command: TypeAlias = _Publish | _BeginEpoch | _Heartbeats | _SetProfile | _Flush
+
+
+class _Queue(asyncio.Queue["_Command | None"]):
+    """What waits to be published, bounded in calls and in their bytes."""
+
+    def __init__(self, calls_max: int, bytes_max: int) -> None:
+        super().__init__(calls_max)
+        self._bytes, self._bytes_max = 0, bytes_max
+
+    def full(self) -> bool:
+        return super().full() or self._bytes >= self._bytes_max
+
+    def _put(self, item: _Command | None) -> None:
+        super()._put(item)
+        self._bytes += item.size if isinstance(item, _Publish) else 0
+
+    def _get(self) -> _Command | None:
+        item = super()._get()
+        self._bytes -= item.size if isinstance(item, _Publish) else 0
+        return item
 
 
 class Publisher:
@@ -158,7 +186,7 @@ class Publisher:
         self._subject = subject
         self._options = options
         self._outbox = Outbox(options, rank, _clocks())
-        self._queue: asyncio.Queue[_Command | None] = asyncio.Queue(options.queue_batches_max)
+        self._queue = _Queue(options.queue_batches_max, options.queue_bytes_max)
         self._heartbeat_at = time.monotonic() + options.heartbeat_interval
         self._beats = True
         self._sent = self._outbox.cursor
@@ -255,7 +283,7 @@ class Publisher:
             self._queue.put_nowait(call)
         except asyncio.QueueFull:
             self.counters.queue_refusals += 1
-            raise QueueFullError(self._options.queue_batches_max) from None
+            raise QueueFullError(self._options.queue_batches_max, self._options.queue_bytes_max) from None
 
     async def begin_epoch(self) -> None:
         """Publishes what is queued, and begins a new epoch: daemons forget all that the holder had.
@@ -386,7 +414,7 @@ class Publisher:
             raise BatchTooLargeError(size, size_max)
         if len(listed) > self._options.batch_events_max:
             raise TooManyEventsError(len(listed), self._options.batch_events_max)
-        return int(tier), listed
+        return _Publish(int(tier), listed, size)
 
     async def _put(self, command: _Command) -> None:
         if self._stopped:
@@ -424,7 +452,7 @@ class Publisher:
                 await self._send_all(self._outbox.set_profile(profile, _clocks()))
             case _Heartbeats(are_sent):
                 self._beats = are_sent
-            case (tier, events):
+            case _Publish(tier, events):
                 await self._send_all(self._outbox.add(tier, events, _clocks()))
 
     async def _next(self) -> _Command | None:

@@ -81,6 +81,19 @@ async def test_a_full_queue_waits_or_refuses_and_is_counted(broker: Broker, daem
         await here.matching(hashes(last, 10_000), [("gpu-0", 0, 10_000, True)])
 
 
+async def test_a_queue_is_full_of_bytes_as_of_calls(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        publisher = await here.publisher(queue_bytes_max=100_000, heartbeat_interval=60.0)
+        # The publisher has no turn in between.
+        for number in range(2):
+            publisher.try_publish(Stored(hashes(10_000 * number, 7000)))
+        with pytest.raises(kvatlas.QueueFullError, match="100000 bytes"):
+            publisher.try_publish(Stored([1]))
+        await asyncio.gather(*[publisher.publish(Stored([number])) for number in range(100)])
+        await publisher.flush()
+        assert (publisher.counters.batches_sent, publisher.counters.batches_failed) == (102, 0)
+
+
 async def test_closing_does_not_wait_for_ever(broker: Broker) -> None:
     async with world(broker.url, has_daemon=False) as here:
         publisher = await here.publisher(queue_batches_max=4, batch_bytes_max=1_000_000)
