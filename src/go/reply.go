@@ -9,6 +9,8 @@ import (
 type Reply struct {
 	// QueryBlocks is how many blocks were asked for.
 	QueryBlocks uint64
+	// BlockSize is how many tokens a block has; 0 where an older daemon does not say.
+	BlockSize uint64
 	// Holders come with the most usable blocks first, then the most matched, then by worker and rank.
 	Holders []HolderMatch
 	// HoldersTotal is how many matched before the limit cut the list.
@@ -149,6 +151,7 @@ type HolderStatus struct {
 type wireReply struct {
 	V               *uint64      `msgpack:"v"`
 	QueryBlocks     *uint64      `msgpack:"query_blocks"`
+	BlockSize       uint64       `msgpack:"block_size"`
 	Holders         *[]wireMatch `msgpack:"holders"`
 	HoldersTotal    *uint64      `msgpack:"holders_total"`
 	ForeignHolders  uint64       `msgpack:"foreign_holders"`
@@ -288,7 +291,7 @@ func (w *wireReply) reply() (*Reply, error) {
 		return nil, fmt.Errorf("%w: a reply needs query_blocks, holders and holders_total", ErrUndecodable)
 	}
 	reply := &Reply{
-		QueryBlocks: *w.QueryBlocks, HoldersTotal: *w.HoldersTotal, ForeignHolders: w.ForeignHolders,
+		QueryBlocks: *w.QueryBlocks, BlockSize: w.BlockSize, HoldersTotal: *w.HoldersTotal, ForeignHolders: w.ForeignHolders,
 		DoubtfulHolders: w.DoubtfulHolders, UnseenBlocksMax: w.UnseenBlocksMax, Gathered: w.Gathered,
 		Behind: microseconds(w.BehindUs), Holders: make([]HolderMatch, 0, len(*w.Holders)), Predicted: w.Predicted,
 	}

@@ -226,6 +226,7 @@ func TestHintsAreEncoded(t *testing.T) {
 type replyMeaning struct {
 	Predicted       []Predicted
 	QueryBlocks     uint64 `json:"query_blocks"`
+	BlockSize       uint64 `json:"block_size"`
 	HoldersTotal    uint64 `json:"holders_total"`
 	ForeignHolders  uint64 `json:"foreign_holders"`
 	DoubtfulHolders uint64 `json:"doubtful_holders"`
@@ -256,8 +257,8 @@ type replyMeaning struct {
 
 func (m *replyMeaning) check(t *testing.T, name string, found *Reply) {
 	t.Helper()
-	same(t, name, []uint64{found.QueryBlocks, found.HoldersTotal, found.ForeignHolders, found.DoubtfulHolders, found.UnseenBlocksMax},
-		[]uint64{m.QueryBlocks, m.HoldersTotal, m.ForeignHolders, m.DoubtfulHolders, m.UnseenBlocksMax})
+	same(t, name, []uint64{found.QueryBlocks, found.BlockSize, found.HoldersTotal, found.ForeignHolders, found.DoubtfulHolders, found.UnseenBlocksMax},
+		[]uint64{m.QueryBlocks, m.BlockSize, m.HoldersTotal, m.ForeignHolders, m.DoubtfulHolders, m.UnseenBlocksMax})
 	if (m.Gathered == nil) != (found.Gathered == nil) || m.Gathered != nil && fmt.Sprint(*m.Gathered) != fmt.Sprint(*found.Gathered) {
 		t.Errorf("%s: gathered %v, expected %v", name, found.Gathered, m.Gathered)
 	}
