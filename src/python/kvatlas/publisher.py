@@ -36,6 +36,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from ._connection import Refusal, confirm, error_of, refusals_of, unless_refused
+from ._publish.calls import BeginEpoch, CallQueue, Command, Flush, Heartbeats, Publish, SetProfile
 from ._publish.options import Acknowledged, PublisherOptions
 from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch, room_of
 from .errors import (
@@ -113,66 +114,6 @@ class PublisherCounters:
     answers_refused: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Flush:
-    """Answer when all calls before have been handed to NATS: the last batch, and why one was not sent."""
-
-    done: asyncio.Future[tuple[Cursor, str | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _BeginEpoch:
-    """Begin a new epoch, in which the holder has nothing, with these doubts."""
-
-    doubts: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Heartbeats:
-    """Send heartbeats, or be silent between batches."""
-
-    are_sent: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _SetProfile:
-    """Tell this profile from now on."""
-
-    profile: Profile
-
-
-@dataclass(frozen=True, slots=True)
-class _Publish:
-    """Publish these events, which take about so many bytes."""
-
-    tier: int
-    events: list[Event]
-    size: int
-
-
-_Command: TypeAlias = _Publish | _BeginEpoch | _Heartbeats | _SetProfile | _Flush
-
-
-class _Queue(asyncio.Queue["_Command | None"]):
-    """What waits to be published, bounded in calls and in their bytes."""
-
-    def __init__(self, calls_max: int, bytes_max: int) -> None:
-        super().__init__(calls_max)
-        self._bytes, self._bytes_max = 0, bytes_max
-
-    def full(self) -> bool:
-        return super().full() or self._bytes >= self._bytes_max
-
-    def _put(self, item: _Command | None) -> None:
-        super()._put(item)
-        self._bytes += item.size if isinstance(item, _Publish) else 0
-
-    def _get(self) -> _Command | None:
-        item = super()._get()
-        self._bytes -= item.size if isinstance(item, _Publish) else 0
-        return item
-
-
 class Publisher:
     """Publishes for one holder, and answers daemons that miss something.
 
@@ -186,7 +127,7 @@ class Publisher:
         self._subject = subject
         self._options = options
         self._outbox = Outbox(options, rank, _clocks())
-        self._queue = _Queue(options.queue_batches_max, options.queue_bytes_max)
+        self._queue = CallQueue(options.queue_batches_max, options.queue_bytes_max)
         self._heartbeat_at = time.monotonic() + options.heartbeat_interval
         self._beats = True
         self._sent = self._outbox.cursor
@@ -301,14 +242,14 @@ class Publisher:
         :raises InvalidValueError: if one is none.
         :raises StoppedError: if the publisher has stopped.
         """
-        await self._put(_BeginEpoch(Doubted(doubts).reasons))
+        await self._put(BeginEpoch(Doubted(doubts).reasons))
 
     async def set_profile(self, profile: Profile) -> None:
         """Publishes what is queued, and tells daemons another address and other labels of the holder.
 
         :raises StoppedError: if the publisher has stopped.
         """
-        await self._put(_SetProfile(profile))
+        await self._put(SetProfile(profile))
 
     async def set_heartbeats(self, are_sent: bool) -> None:
         """Says whether heartbeats are sent while there is nothing to publish. They are at first.
@@ -317,7 +258,7 @@ class Publisher:
 
         :raises StoppedError: if the publisher has stopped.
         """
-        await self._put(_Heartbeats(are_sent))
+        await self._put(Heartbeats(are_sent))
 
     async def flush(self, patience: float = PATIENCE) -> Cursor:
         """Waits until the server has taken everything, and returns the last batch then.
@@ -345,7 +286,7 @@ class Publisher:
             raise StoppedError
         done: asyncio.Future[tuple[Cursor, str | None]] = asyncio.get_running_loop().create_future()
         try:
-            await self._put(_Flush(done))
+            await self._put(Flush(done))
             either: tuple[asyncio.Future[Any], ...] = (done, self._task)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
@@ -399,7 +340,7 @@ class Publisher:
             self._has_end = True
             await asyncio.wait([self._task])
 
-    def _checked(self, events: Events, tier: int) -> _Publish:
+    def _checked(self, events: Events, tier: int) -> Publish:
         if self._stopped:
             raise StoppedError
         if self._nats.is_closed:
@@ -414,9 +355,9 @@ class Publisher:
             raise BatchTooLargeError(size, size_max)
         if len(listed) > self._options.batch_events_max:
             raise TooManyEventsError(len(listed), self._options.batch_events_max)
-        return _Publish(int(tier), listed, size)
+        return Publish(int(tier), listed, size)
 
-    async def _put(self, command: _Command) -> None:
+    async def _put(self, command: Command) -> None:
         if self._stopped:
             raise StoppedError
         await self._queue.put(command)
@@ -439,23 +380,23 @@ class Publisher:
             self._stopped = True
             self.counters.calls_dropped += self._refuse_queued()
 
-    async def _obey(self, command: _Command) -> None:
+    async def _obey(self, command: Command) -> None:
         # After a reconnect, the server may take smaller messages.
         self._outbox.note_server_limit(self._nats.max_payload)
         match command:
-            case _Flush():
+            case Flush():
                 await self._send_all(self._outbox.seal(_clocks()))
                 self._report(command)
-            case _BeginEpoch(doubts):
+            case BeginEpoch(doubts):
                 await self._send_all(self._outbox.begin_epoch(_clocks(), doubts))
-            case _SetProfile(profile):
+            case SetProfile(profile):
                 await self._send_all(self._outbox.set_profile(profile, _clocks()))
-            case _Heartbeats(are_sent):
+            case Heartbeats(are_sent):
                 self._beats = are_sent
-            case _Publish(tier, events):
+            case Publish(tier, events):
                 await self._send_all(self._outbox.add(tier, events, _clocks()))
 
-    async def _next(self) -> _Command | None:
+    async def _next(self) -> Command | None:
         """The next call; sends what falls due meanwhile."""
         while True:
             try:
@@ -478,7 +419,7 @@ class Publisher:
                 sealed = self._outbox.heartbeat(clocks)
             await self._send_all(sealed)
 
-    def _report(self, flush: _Flush) -> None:
+    def _report(self, flush: Flush) -> None:
         if not flush.done.done():
             failure, self._failure = self._failure, None
             flush.done.set_result((self._outbox.cursor, failure))
@@ -492,11 +433,11 @@ class Publisher:
 
     def _refuse_queued(self) -> int:
         """Empties the queue. Returns how many calls nobody has read; not those behind the end, which fail."""
-        left: list[_Command | None] = []
+        left: list[Command | None] = []
         while not self._queue.empty():
             command = self._queue.get_nowait()
             left.append(command)
-            if isinstance(command, _Flush) and not command.done.done():
+            if isinstance(command, Flush) and not command.done.done():
                 command.done.set_exception(StoppedError())
         if None in left:
             return left.index(None)
