@@ -57,10 +57,7 @@ type PublisherOptions struct {
 
 // completed has the defaults, and the bounds of a server that takes so many bytes a message.
 func (o PublisherOptions) completed(payloadMax int64) (PublisherOptions, error) {
-	if payloadMax <= 0 {
-		payloadMax = payloadDefault
-	}
-	if payloadMax < payloadLeast {
+	if payloadMax > 0 && payloadMax < payloadLeast {
 		return o, fmt.Errorf("%w: max_payload of the NATS server is %d; raise it to %d", ErrInvalid, payloadMax, payloadLeast)
 	}
 	for _, each := range []struct {
@@ -99,8 +96,16 @@ func (o PublisherOptions) completed(payloadMax int64) (PublisherOptions, error) 
 		o.Log = func(string) {}
 	}
 	// A batch or chunk of fewer bytes has room for nothing, and one of more is not taken by the server.
-	room := int(payloadMax) - payloadOverhead
+	room := payloadRoom(payloadMax)
 	o.BatchBytesMax = int(larger(uint64(atMost(o.BatchBytesMax, room)), payloadOverhead))
 	o.ChunkBytesMax = int(larger(uint64(atMost(o.ChunkBytesMax, room)), payloadOverhead))
 	return o, nil
+}
+
+// payloadRoom is how many bytes of batches fit into a message of a server that takes so many bytes a message.
+func payloadRoom(payloadMax int64) int {
+	if payloadMax <= 0 {
+		payloadMax = payloadDefault
+	}
+	return int(larger(uint64(payloadMax), payloadLeast)) - payloadOverhead
 }

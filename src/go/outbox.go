@@ -27,6 +27,8 @@ type outbox struct {
 	// timeUs is when the last batch was made. It grows from batch to batch.
 	timeUs  uint64
 	hasLeft bool
+	// room is how many bytes of batches a message may have now.
+	room int
 
 	started, risen time.Time
 }
@@ -38,7 +40,7 @@ func newOutbox(options PublisherOptions, now time.Time) *outbox {
 		epoch = unixMicro(now)
 	}
 	return &outbox{
-		options: options, cursor: Cursor{Epoch: epoch}, table: newTable(options.BlocksMax), started: now,
+		options: options, cursor: Cursor{Epoch: epoch}, table: newTable(options.BlocksMax), room: math.MaxInt, started: now,
 		ring: ring{batchesMax: options.RingBatchesMax, bytesMax: options.RingBytesMax},
 	}
 }
@@ -124,10 +126,10 @@ type answer struct {
 	chunks [][]byte
 }
 
-// answer answers from the ring where that is enough, else with the full state of this instant.
+// answer answers from the ring where that is enough and the server takes it, else with the full state of this instant.
 func (o *outbox) answer(request *resyncRequest) (answer, error) {
 	if !request.Full && *request.Epoch == o.cursor.Epoch {
-		if batches, is := o.ring.after(*request.Seq); is {
+		if batches, is := o.ring.after(*request.Seq); is && o.haveRoom(batches) {
 			chunks, err := o.chunks("missing", batches)
 			return answer{false, chunks}, err
 		}
@@ -140,12 +142,25 @@ func (o *outbox) answer(request *resyncRequest) (answer, error) {
 	return answer{true, chunks}, err
 }
 
+func (o *outbox) haveRoom(batches [][]byte) bool {
+	for _, payload := range batches {
+		if len(payload) > o.room {
+			return false
+		}
+	}
+	return true
+}
+
+func (o *outbox) chunkBytesMax() int {
+	return atMost(o.options.ChunkBytesMax, o.room)
+}
+
 func (o *outbox) fullState() ([][]byte, error) {
 	// A state from before the first batch is empty, but a number of 0 is none.
 	cursor := Cursor{o.cursor.Epoch, larger(o.cursor.Seq, 1)}
 	var batches [][]byte
 	var failure error
-	parts := batcher{eventsMax: o.options.BatchEventsMax, bytesMax: o.options.ChunkBytesMax, seal: func(tier Tier, changes []change) {
+	parts := batcher{eventsMax: o.options.BatchEventsMax, bytesMax: o.chunkBytesMax(), seal: func(tier Tier, changes []change) {
 		made := o.batch(tier, changes)
 		payload, err := made.encode(cursor, 0)
 		if err != nil {
@@ -168,7 +183,7 @@ func (o *outbox) chunks(kind string, batches [][]byte) ([][]byte, error) {
 		count, size := 0, 0
 		for count < len(batches) && count < chunkBatchesMax {
 			more := len(batches[count]) + binBytes
-			if count > 0 && size+more > o.options.ChunkBytesMax {
+			if count > 0 && size+more > o.chunkBytesMax() {
 				break
 			}
 			size, count = size+more, count+1

@@ -304,7 +304,10 @@ func (p *Publisher) wait() {
 }
 
 func (p *Publisher) obey(next call) {
-	if len(p.open.changes) > 0 && p.open.size+next.size > p.options.BatchBytesMax {
+	// After a reconnect, the server may take smaller messages.
+	p.open.bytesMax = atMost(p.options.BatchBytesMax, payloadRoom(p.nats.MaxPayload()))
+	isFull := p.open.size+next.size > p.open.bytesMax || len(p.open.changes)+len(next.changes) > p.open.eventsMax
+	if len(p.open.changes) > 0 && isFull {
 		// A call that fits into one batch is not divided among two.
 		p.open.flush()
 	}
@@ -416,6 +419,8 @@ func (p *Publisher) answer(question *nats.Msg) {
 }
 
 func (p *Publisher) answerTo(payload []byte) (answer, error) {
+	// The connection may hold its own lock for long.
+	room := payloadRoom(p.nats.MaxPayload())
 	p.lock.Lock()
 	defer p.lock.Unlock()
 	request, err := p.outbox.decodeRequest(payload)
@@ -425,6 +430,7 @@ func (p *Publisher) answerTo(payload []byte) (answer, error) {
 	if p.outbox.riseAbove(*request.Epoch, time.Now()) {
 		p.options.Log(fmt.Sprintf("%s: a daemon knew epoch %d, so epoch %d begins", p.subject, *request.Epoch, p.outbox.cursor.Epoch))
 	}
+	p.outbox.room = room
 	return p.outbox.answer(request)
 }
 

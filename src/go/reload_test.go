@@ -163,3 +163,46 @@ func TestRequestsAreAnsweredAgainWhenTheRightToInboxesIsBack(t *testing.T) {
 	b.reload(engine("e", ""))
 	eventually(t, "requests are answered", func() bool { return errors.Is(answered(), ErrNoDaemon) })
 }
+
+func TestAnswersKeepToWhatTheServerTakesNow(t *testing.T) {
+	t.Parallel()
+	large, small := newBroker(t), newBroker(t, "max_payload: 4096")
+	connection, err := nats.Connect(large.address+","+small.address, nats.DontRandomize(), nats.ReconnectWait(50*time.Millisecond), nats.MaxReconnects(-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(connection.Close)
+	publisher := startEngine(t, connection)
+	before := publisher.Cursor()
+	blocks := make([]uint64, 2000)
+	for index := range blocks {
+		blocks[index] = uint64(index + 1)
+	}
+	if err := publisher.Publish(context.Background(), Stored{BlockHashes: blocks}); err != nil {
+		t.Fatal(err)
+	}
+	last, err := publisher.Flush(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	large.kill()
+	daemon := connect(t, small.address)
+	question, err := msgpack.Marshal(map[string]any{"v": 1, "rank": 0, "epoch": last.Epoch, "seq": before.Seq})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what is missing is given", func() bool {
+		answer, err := daemon.Request("kvatlas.v1.resync."+namespace+"."+worker+".0", question, time.Second)
+		var chunk struct {
+			Kind string `msgpack:"kind"`
+		}
+		return err == nil && msgpack.Unmarshal(answer.Data, &chunk) == nil && chunk.Kind == "full"
+	})
+	// What is published is cut.
+	if err := publisher.Publish(context.Background(), Stored{BlockHashes: blocks}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := publisher.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}

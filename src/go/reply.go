@@ -9,6 +9,8 @@ import (
 type Reply struct {
 	// QueryBlocks is how many blocks were asked for.
 	QueryBlocks uint64
+	// BlockSize is how many tokens a block has; 0 where an older daemon does not say.
+	BlockSize uint64
 	// Holders come with the most usable blocks first, then the most matched, then by worker and rank.
 	Holders []HolderMatch
 	// HoldersTotal is how many matched before the limit cut the list.
@@ -107,6 +109,8 @@ type Status struct {
 	BatchesWaiting uint64
 	// UnsizedHolders is of how many holders the block size is only guessed.
 	UnsizedHolders uint64
+	// RefusedHolders is how many holders there was no room for.
+	RefusedHolders uint64
 	Holders        []HolderStatus
 	Gathered       *Gathered
 	Behind         time.Duration
@@ -147,6 +151,7 @@ type HolderStatus struct {
 type wireReply struct {
 	V               *uint64      `msgpack:"v"`
 	QueryBlocks     *uint64      `msgpack:"query_blocks"`
+	BlockSize       uint64       `msgpack:"block_size"`
 	Holders         *[]wireMatch `msgpack:"holders"`
 	HoldersTotal    *uint64      `msgpack:"holders_total"`
 	ForeignHolders  uint64       `msgpack:"foreign_holders"`
@@ -199,6 +204,7 @@ type wireStatus struct {
 	DistinctBlocks *uint64       `msgpack:"distinct_blocks"`
 	BatchesWaiting *uint64       `msgpack:"batches_waiting"`
 	UnsizedHolders uint64        `msgpack:"unsized_holders"`
+	RefusedHolders uint64        `msgpack:"refused_holders"`
 	Holders        *[]wireHolder `msgpack:"holders"`
 	Gathered       *Gathered     `msgpack:"gathered"`
 	BehindUs       uint64        `msgpack:"behind_us"`
@@ -285,7 +291,7 @@ func (w *wireReply) reply() (*Reply, error) {
 		return nil, fmt.Errorf("%w: a reply needs query_blocks, holders and holders_total", ErrUndecodable)
 	}
 	reply := &Reply{
-		QueryBlocks: *w.QueryBlocks, HoldersTotal: *w.HoldersTotal, ForeignHolders: w.ForeignHolders,
+		QueryBlocks: *w.QueryBlocks, BlockSize: w.BlockSize, HoldersTotal: *w.HoldersTotal, ForeignHolders: w.ForeignHolders,
 		DoubtfulHolders: w.DoubtfulHolders, UnseenBlocksMax: w.UnseenBlocksMax, Gathered: w.Gathered,
 		Behind: microseconds(w.BehindUs), Holders: make([]HolderMatch, 0, len(*w.Holders)), Predicted: w.Predicted,
 	}
@@ -338,7 +344,7 @@ func decodeStatus(payload []byte) (*Status, error) {
 	}
 	status := &Status{
 		BlockSize: *wire.BlockSize, DistinctBlocks: *wire.DistinctBlocks, BatchesWaiting: *wire.BatchesWaiting,
-		UnsizedHolders: wire.UnsizedHolders, Gathered: wire.Gathered, Behind: microseconds(wire.BehindUs),
+		UnsizedHolders: wire.UnsizedHolders, RefusedHolders: wire.RefusedHolders, Gathered: wire.Gathered, Behind: microseconds(wire.BehindUs),
 		Holders: make([]HolderStatus, 0, len(*wire.Holders)),
 	}
 	for _, found := range *wire.Holders {

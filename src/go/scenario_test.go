@@ -447,6 +447,39 @@ func TestLargeCallsAndStatesAreCut(t *testing.T) {
 	}
 }
 
+func TestCallThatFitsIsOneBatch(t *testing.T) {
+	connection := connect(t, startBroker(t))
+	var sent []int
+	publisher, err := startPublisher(connection, namespace, worker,
+		PublisherOptions{BatchEventsMax: 4, BatchDelay: time.Hour, HeartbeatInterval: time.Hour},
+		func(_ string, payload []byte) error {
+			var found struct {
+				Events []msgpack.RawMessage `msgpack:"events"`
+			}
+			if err := msgpack.Unmarshal(payload, &found); err != nil {
+				return err
+			}
+			sent = append(sent, len(found.Events))
+			return nil
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, count := range []int{3, 2, 2, 1} {
+		events := make([]Event, count)
+		for index := range events {
+			events[index] = Stored{Tokens: tokens(1)}
+		}
+		if err := publisher.Publish(context.Background(), events...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := publisher.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "events of batches", fmt.Sprint(sent), "[3 4 1]")
+}
+
 func TestFullQueueRefusesAndWaits(t *testing.T) {
 	connection := connect(t, startBroker(t))
 	going := make(chan struct{})

@@ -226,6 +226,7 @@ func TestHintsAreEncoded(t *testing.T) {
 type replyMeaning struct {
 	Predicted       []Predicted
 	QueryBlocks     uint64 `json:"query_blocks"`
+	BlockSize       uint64 `json:"block_size"`
 	HoldersTotal    uint64 `json:"holders_total"`
 	ForeignHolders  uint64 `json:"foreign_holders"`
 	DoubtfulHolders uint64 `json:"doubtful_holders"`
@@ -256,8 +257,8 @@ type replyMeaning struct {
 
 func (m *replyMeaning) check(t *testing.T, name string, found *Reply) {
 	t.Helper()
-	same(t, name, []uint64{found.QueryBlocks, found.HoldersTotal, found.ForeignHolders, found.DoubtfulHolders, found.UnseenBlocksMax},
-		[]uint64{m.QueryBlocks, m.HoldersTotal, m.ForeignHolders, m.DoubtfulHolders, m.UnseenBlocksMax})
+	same(t, name, []uint64{found.QueryBlocks, found.BlockSize, found.HoldersTotal, found.ForeignHolders, found.DoubtfulHolders, found.UnseenBlocksMax},
+		[]uint64{m.QueryBlocks, m.BlockSize, m.HoldersTotal, m.ForeignHolders, m.DoubtfulHolders, m.UnseenBlocksMax})
 	if (m.Gathered == nil) != (found.Gathered == nil) || m.Gathered != nil && fmt.Sprint(*m.Gathered) != fmt.Sprint(*found.Gathered) {
 		t.Errorf("%s: gathered %v, expected %v", name, found.Gathered, m.Gathered)
 	}
@@ -340,6 +341,7 @@ func TestStatusesAreDecoded(t *testing.T) {
 			DistinctBlocks uint64 `json:"distinct_blocks"`
 			BatchesWaiting uint64 `json:"batches_waiting"`
 			UnsizedHolders uint64 `json:"unsized_holders"`
+			RefusedHolders uint64 `json:"refused_holders"`
 			Holders        []struct {
 				Worker             string
 				Rank               uint32
@@ -358,8 +360,8 @@ func TestStatusesAreDecoded(t *testing.T) {
 			t.Fatalf("%s: %v", vector.Name, err)
 		}
 		m := vector.Meaning
-		same(t, vector.Name, []uint64{found.BlockSize, found.DistinctBlocks, found.BatchesWaiting, found.UnsizedHolders},
-			[]uint64{m.BlockSize, m.DistinctBlocks, m.BatchesWaiting, m.UnsizedHolders})
+		same(t, vector.Name, []uint64{found.BlockSize, found.DistinctBlocks, found.BatchesWaiting, found.UnsizedHolders, found.RefusedHolders},
+			[]uint64{m.BlockSize, m.DistinctBlocks, m.BatchesWaiting, m.UnsizedHolders, m.RefusedHolders})
 		for index, expected := range m.Holders {
 			holder := found.Holders[index]
 			same(t, vector.Name, []interface{}{holder.Worker, holder.Rank, holder.Cursor, holder.Blocks, holder.ParkedEvents, holder.ForeignChain,

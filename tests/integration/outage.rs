@@ -194,6 +194,41 @@ async fn a_flush_fails_while_the_server_is_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_bounded_in_bytes() {
+    let broker = Restartable::start(&server()).await;
+    let proxy = Proxy::to(broker.port()).await;
+    let connecting = async_nats::ConnectOptions::new().client_capacity(1);
+    let nats = connecting.connect(proxy.url()).await.unwrap();
+    let options = PublisherOptions {
+        queue_bytes_max: 10_000,
+        batch_delay: Duration::ZERO,
+        ..PublisherOptions::default()
+    };
+    let publisher = engine(nats.clone(), &subjects(), "gpu-0", options).await;
+    publisher.flush().await.unwrap();
+    proxy.set(Network {
+        is_cut: true,
+        ..Network::default()
+    });
+    eventually("the connection is lost", async || {
+        (nats.connection_state() == State::Disconnected).then_some(())
+    })
+    .await;
+    let large = || vec![stored(hashes(1, 500))];
+    let taken = (0..1000).find(|_| publisher.try_publish(Tier::DEVICE, large()).is_err());
+    // Few have left the queue, for the connection.
+    assert!(taken.is_some_and(|taken| taken < 100), "{taken:?}");
+    let counted = publisher.counters();
+    assert_eq!((counted.queue_refusals, counted.queue_waits), (1, 0));
+    let (sent, ()) = tokio::join!(publisher.publish(Tier::DEVICE, large()), async {
+        proxy.set(Network::default());
+    });
+    sent.unwrap();
+    assert_eq!(publisher.counters().queue_waits, 1);
+    publisher.flush().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_goodbye_and_a_report_end_while_the_connection_takes_nothing() {
     let broker = Restartable::start(&server()).await;
     let proxy = Proxy::to(broker.port()).await;

@@ -354,6 +354,14 @@ def test_the_query_box_answers_tokens_and_hashes(browser: Chrome, daemon: Daemon
     box.send_keys(", ".join(map(str, range(1, 41))))
     browser.find_element(By.CSS_SELECTOR, "#ask-form button").click()
     eventually("an answer", lambda: "2 blocks asked for; 0 holders" in text(browser, "#answer"))
+    # They do not tell how many tokens their blocks have.
+    assert f"{len(fleet.workers):,} holders not in this list may hold more than is known" in text(browser, "#answer")
+    form.select_by_value("sequence_hashes")
+    browser.execute_script("arguments[0].value = '00000000000000ff'", box)
+    browser.find_element(By.CSS_SELECTOR, "#ask-form button").click()
+    eventually("an answer", lambda: "1 block asked for; 0 holders" in text(browser, "#answer"))
+    assert f"\n{len(fleet.broken)} holders not in this list" in text(browser, "#answer")
+    form.select_by_value("tokens")
     for bad, says in (("1, two", "is no token"), ("", "at least one"), ("1 " * 9000, "too long for the page")):
         browser.execute_script("arguments[0].value = arguments[1]", box, bad)
         browser.find_element(By.CSS_SELECTOR, "#ask-form button").click()

@@ -295,6 +295,23 @@ mod tests {
     }
 
     #[test]
+    fn a_publisher_that_answers_nothing_keeps_no_batches() {
+        let mut outbox = outbox(PublisherOptions {
+            answers_resyncs: false,
+            ..options()
+        });
+        let mut check = |begin: fn(&mut Outbox)| {
+            begin(&mut outbox);
+            publish(&mut outbox, 2);
+            let BatchCursor { epoch, seq } = outbox.cursor;
+            assert!(outbox.needs_state(&request(epoch, seq - 1, false)));
+        };
+        check(|_| {});
+        check(|outbox| drop(outbox.begin_epoch(DegradedReasons::default(), Clocks::default())));
+        check(|outbox| drop(outbox.take_turn(100, Clocks::default())));
+    }
+
+    #[test]
     fn nothing_is_larger_than_the_server_takes() {
         let limit = 1500;
         let fits = |payload: &[u8]| payload.len() <= limit - 200;

@@ -9,11 +9,14 @@ use kvatlas_core::index::RegisterError;
 pub enum PublisherError {
     /// The queue is full: batches come faster than NATS takes them, or the connection is down.
     #[error(
-        "the queue of {queued_max} batches is full; publish less, wait for room, or raise queue_batches_max"
+        "the queue of {queued_max} batches or {bytes_max} bytes is full; publish less, wait for room, or raise \
+         queue_batches_max or queue_bytes_max"
     )]
     QueueFull {
         /// Maximum number of batches that may wait in the queue.
         queued_max: usize,
+        /// Approximate maximum number of bytes that may wait in the queue.
+        bytes_max: usize,
     },
     /// The events of one call do not fit into one message.
     #[error("the events take about {bytes} bytes; at most {bytes_max} fit into a batch, split them")]

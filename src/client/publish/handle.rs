@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, TryAcquireError, mpsc, oneshot};
 
 use kvatlas_core::wire::{
     BatchCursor, DegradedReasons, Event, HolderId, NamespaceName, Profile, Rank, Subjects, Tier, WorkerName,
@@ -87,6 +87,8 @@ pub(super) struct PublisherShared {
 #[derive(Debug)]
 pub struct HolderPublisher {
     commands: mpsc::Sender<PublisherCommand>,
+    /// Room in the queue, in bytes.
+    room: Arc<Semaphore>,
     shared: Arc<PublisherShared>,
     options: PublisherOptions,
 }
@@ -195,6 +197,7 @@ impl HolderPublisher {
             tokio::spawn(task.run(queue, questions));
             Ok(Self {
                 commands,
+                room: Arc::new(Semaphore::new(room_max(&options))),
                 shared,
                 options,
             })
@@ -207,18 +210,16 @@ impl HolderPublisher {
     ///
     /// [`PublisherError::TooLarge`], [`PublisherError::TooManyEvents`] or [`PublisherError::Stopped`].
     pub async fn publish(&self, tier: Tier, events: Vec<Event>) -> Result<(), PublisherError> {
-        self.check(&events)?;
-        let command = PublisherCommand::Publish { tier, events };
-        let command = match self.commands.try_send(command) {
-            Ok(()) => return Ok(()),
-            Err(TrySendError::Closed(_)) => return Err(PublisherError::Stopped),
-            Err(TrySendError::Full(command)) => command,
+        let bytes = self.check(&events)?;
+        let Some(events) = self.try_send(tier, events, bytes)? else {
+            return Ok(());
         };
         self.shared.counters.queue_waits.fetch_add(1, Ordering::Relaxed);
-        self.commands
-            .send(command)
-            .await
-            .map_err(|_| PublisherError::Stopped)
+        let room = Arc::clone(&self.room).acquire_many_owned(bytes).await;
+        let room = room.map_err(|_| PublisherError::Stopped)?;
+        let command = PublisherCommand::Publish { tier, events, room };
+        let sent = self.commands.send(command).await;
+        sent.map_err(|_| PublisherError::Stopped)
     }
 
     /// Publishes events as [`publish`](Self::publish) does, but fails if the queue is full. This is for an engine that must not
@@ -228,23 +229,44 @@ impl HolderPublisher {
     ///
     /// [`PublisherError::QueueFull`], and the errors of [`publish`](Self::publish).
     pub fn try_publish(&self, tier: Tier, events: Vec<Event>) -> Result<(), PublisherError> {
-        self.check(&events)?;
-        match self.commands.try_send(PublisherCommand::Publish { tier, events }) {
-            Ok(()) => Ok(()),
-            Err(TrySendError::Closed(_)) => Err(PublisherError::Stopped),
-            Err(TrySendError::Full(_)) => {
-                self.shared
-                    .counters
-                    .queue_refusals
-                    .fetch_add(1, Ordering::Relaxed);
-                Err(PublisherError::QueueFull {
-                    queued_max: self.options.queue_batches_max,
-                })
-            }
+        let bytes = self.check(&events)?;
+        if self.try_send(tier, events, bytes)?.is_none() {
+            return Ok(());
+        }
+        self.shared
+            .counters
+            .queue_refusals
+            .fetch_add(1, Ordering::Relaxed);
+        Err(PublisherError::QueueFull {
+            queued_max: self.options.queue_batches_max,
+            bytes_max: self.options.queue_bytes_max,
+        })
+    }
+
+    /// Queues events if the queue has room for them and for their `bytes`. Gives the events back if it has not.
+    fn try_send(
+        &self,
+        tier: Tier,
+        events: Vec<Event>,
+        bytes: u32,
+    ) -> Result<Option<Vec<Event>>, PublisherError> {
+        let room = match Arc::clone(&self.room).try_acquire_many_owned(bytes) {
+            Ok(room) => room,
+            Err(TryAcquireError::NoPermits) => return Ok(Some(events)),
+            Err(TryAcquireError::Closed) => return Err(PublisherError::Stopped),
+        };
+        match self
+            .commands
+            .try_send(PublisherCommand::Publish { tier, events, room })
+        {
+            Ok(()) => Ok(None),
+            Err(TrySendError::Full(PublisherCommand::Publish { events, .. })) => Ok(Some(events)),
+            Err(TrySendError::Full(_) | TrySendError::Closed(_)) => Err(PublisherError::Stopped),
         }
     }
 
-    fn check(&self, events: &[Event]) -> Result<(), PublisherError> {
+    /// Checks that the events fit into one batch. Returns the room that they take in the queue, in bytes.
+    fn check(&self, events: &[Event]) -> Result<u32, PublisherError> {
         let (bytes, bytes_max) = (events_bytes(events), self.options.batch_bytes_max);
         if bytes > bytes_max {
             return Err(PublisherError::TooLarge { bytes, bytes_max });
@@ -254,7 +276,7 @@ impl HolderPublisher {
             let events = events.len();
             return Err(PublisherError::TooManyEvents { events, events_max });
         }
-        Ok(())
+        Ok(u32::try_from(bytes.min(room_max(&self.options))).unwrap_or(u32::MAX))
     }
 
     /// Publishes the queued events, and then begins a new epoch, so that daemons forget all blocks that the holder had. This is
@@ -387,4 +409,9 @@ impl HolderPublisher {
             answers_refused: read(&live.answers_refused),
         }
     }
+}
+
+/// Returns the room in the queue, in bytes.
+fn room_max(options: &PublisherOptions) -> usize {
+    options.queue_bytes_max.clamp(1, Semaphore::MAX_PERMITS)
 }

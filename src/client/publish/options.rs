@@ -85,6 +85,9 @@ pub struct PublisherOptions {
     /// [`publish`](super::HolderPublisher::publish) waits for room, and [`try_publish`](super::HolderPublisher::try_publish)
     /// fails.
     pub queue_batches_max: usize,
+    /// Approximate maximum number of bytes that the events in the queue take. The queue is then full, as with the maximum
+    /// number of calls. A call that alone takes more waits until the queue has no other events.
+    pub queue_bytes_max: usize,
     /// Longest wait of [`flush`](super::HolderPublisher::flush) and [`say_goodbye`](super::HolderPublisher::say_goodbye).
     pub patience: Duration,
     /// Maximum number of the last batches that the publisher keeps (its ring) for daemons that miss them.
@@ -114,6 +117,7 @@ impl Default for PublisherOptions {
             batch_events_max: 1024,
             batch_bytes_max: 512 << 10,
             queue_batches_max: 1024,
+            queue_bytes_max: 64 << 20,
             patience: Duration::from_secs(10),
             ring_batches_max: 4096,
             ring_bytes_max: 16 << 20,

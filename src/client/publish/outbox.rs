@@ -90,13 +90,8 @@ impl Outbox {
         let table = (knows_blocks && has_table && options.answers_resyncs)
             .then(|| BlockTable::new(options.settings, id))
             .transpose()?;
-        let ring_batches_max = if options.answers_resyncs {
-            options.ring_batches_max
-        } else {
-            0
-        };
         Ok(Self {
-            ring: Ring::new(cursor.seq, ring_batches_max, options.ring_bytes_max),
+            ring: Ring::of(&options, cursor.seq),
             profile: ToldProfile::new(options.profile.clone()),
             doubts: options.doubts,
             options,
@@ -343,7 +338,7 @@ impl Outbox {
         self.cursor = second_above(known, clocks.unix_us);
         self.profile.begin_epoch();
         self.made_us = Some(clocks.unix_us);
-        self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
+        self.ring = Ring::of(&self.options, 1);
     }
 
     /// Begins a new epoch, in which the holder has no blocks. It is used after a goodbye, when daemons have forgotten
@@ -351,7 +346,7 @@ impl Outbox {
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
         self.cursor = first_of(epoch);
-        self.ring = Ring::new(0, self.options.ring_batches_max, self.options.ring_bytes_max);
+        self.ring = Ring::of(&self.options, 0);
         if let Some(table) = &mut self.table {
             table.clear();
         }

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::options::PublisherOptions;
+
 /// The last batches of one epoch, without a gap, bounded in number and bytes.
 #[derive(Debug)]
 pub(super) struct Ring {
@@ -16,8 +18,17 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    /// Makes an empty ring for a publisher with these options. It keeps nothing if the publisher answers no questions.
+    pub(super) fn of(options: &PublisherOptions, last: u64) -> Self {
+        let batches_max = match options.answers_resyncs {
+            true => options.ring_batches_max,
+            false => 0,
+        };
+        Self::new(last, batches_max, options.ring_bytes_max)
+    }
+
     /// Makes an empty ring. The first batch that is added gets the number after `last`.
-    pub(super) fn new(last: u64, batches_max: usize, bytes_max: usize) -> Self {
+    fn new(last: u64, batches_max: usize, bytes_max: usize) -> Self {
         Self {
             batches: VecDeque::new(),
             bytes: 0,

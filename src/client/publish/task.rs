@@ -26,7 +26,12 @@ use super::voice::Voice;
 #[derive(Debug)]
 pub(super) enum PublisherCommand {
     /// Publish these events.
-    Publish { tier: Tier, events: Vec<Event> },
+    Publish {
+        tier: Tier,
+        events: Vec<Event>,
+        /// The events' room in the queue. The room is free again when the command leaves the queue.
+        room: OwnedSemaphorePermit,
+    },
     /// Tell this profile from now on.
     Profile(Profile),
     /// Begin a new epoch, in which the holder has no blocks. Its first batch tells these doubts.
@@ -252,7 +257,8 @@ impl Task {
         // After a reconnect, the server may take smaller messages.
         self.outbox.note_server_limit(self.nats.max_payload());
         match command {
-            PublisherCommand::Publish { tier, events } => {
+            PublisherCommand::Publish { tier, events, room } => {
+                drop(room);
                 let sealed = self.outbox.add(tier, events, self.clocks());
                 self.send_all(sealed).await;
             }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::queries::{Answerer, search_whole, with_wait};
 use kvatlas_core::hash::PositionalLineageHash;
-use kvatlas_core::index::{Namespace, Search};
-use kvatlas_core::stream::StreamTrust;
+use kvatlas_core::index::{Namespace, QueryChain, Search};
 use kvatlas_core::wire::QueryKey;
 
 /// Maximum number of nodes of an atlas, the page's tree of hot prefixes.
@@ -92,7 +92,7 @@ impl Node {
 
 impl Atlas {
     /// Builds an atlas (a tree of hot prefixes) of the heaviest branches, with their present holders.
-    pub(super) fn new(namespace: &Namespace, trust: &StreamTrust, branches: &[Branch], total: u64) -> Self {
+    pub(super) fn new(namespace: &Namespace, answerer: &Answerer, branches: &[Branch], total: u64) -> Self {
         let kept = heaviest(branches, NODES_MAX);
         let mut places = vec![None; branches.len()];
         let mut nodes = Vec::with_capacity(kept.len());
@@ -102,7 +102,7 @@ impl Atlas {
             };
             places[index] = Some(nodes.len());
             let parent = branch.parent.and_then(|parent| places[parent]);
-            nodes.push(node(namespace, trust, branch, parent));
+            nodes.push(node(namespace, answerer, branch, parent));
         }
         Self {
             total,
@@ -145,14 +145,17 @@ pub(super) fn heaviest(branches: &[Branch], count: usize) -> Vec<usize> {
     kept
 }
 
-fn node(namespace: &Namespace, trust: &StreamTrust, branch: &Branch, parent: Option<usize>) -> Node {
+fn node(namespace: &Namespace, answerer: &Answerer, branch: &Branch, parent: Option<usize>) -> Node {
     let path = branch.path.get(..branch.end).unwrap_or(&branch.path);
     let key = QueryKey::LineageHashes(path.to_vec());
+    let (indexer, trust) = (&namespace.indexer, answerer.trust());
     let was_stalled = trust.is_stalled();
+    let look = answerer.freshness.look(&namespace.name);
     let (mut some, mut all, mut exact, mut usable, mut names) = (0, 0, 0, 0, Vec::new());
-    // The search fails only for a path that is deeper than any index.
-    if let Ok(matches) = namespace.indexer.find_matches(&key, Search::default()) {
-        for found in matches.holders() {
+    // The chain fails only for a path that is deeper than any index.
+    if let Ok(mut chain) = QueryChain::new(&key, indexer.settings().block_size) {
+        let seen = search_whole(&look, || indexer.find_chain(&mut chain, Search::default()));
+        for found in seen.found.holders() {
             let number = |blocks| usize::try_from(blocks).unwrap_or(usize::MAX);
             let depth = number(found.matched_blocks);
             some += usize::from(depth > branch.start);
@@ -161,11 +164,13 @@ fn node(namespace: &Namespace, trust: &StreamTrust, branch: &Branch, parent: Opt
             }
             all += 1;
             usable += usize::from(number(found.usable_blocks) > branch.start);
-            let reasons = matches.reasons(found.holder, trust).of_all_queries();
-            let is_exact = !was_stalled && reasons.is_empty();
+            let id = &found.holder.id;
+            let reasons = seen.found.reasons(found.holder, trust).of_all_queries();
+            let reasons = with_wait(reasons, &look, &namespace.name, id);
+            let is_exact = !was_stalled && reasons.is_empty() && !seen.is_changing(id);
             exact += usize::from(is_exact);
             if names.len() < NAMES_MAX {
-                names.push(format!("{}/{}", found.holder.id.worker, found.holder.id.rank));
+                names.push(format!("{}/{}", id.worker, id.rank));
             }
         }
     }

@@ -30,6 +30,8 @@ struct Explanation {
     holders_total: u32,
     /// Number of holders that have the whole explained prefix.
     complete: u32,
+    /// Number of holders that are not listed, and may have more of the prefix than is known.
+    doubtful: u32,
     loss: Loss,
 }
 
@@ -110,6 +112,7 @@ impl Page {
             complete: complete.holders_total,
             holders: holders.collect(),
             holders_total: reply.holders_total,
+            doubtful: reply.doubtful_holders,
             loss: Loss {
                 below: below.unwrap_or_default(),
                 asking: asked::asking(

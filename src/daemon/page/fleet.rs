@@ -8,6 +8,8 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::Serialize;
 
+use crate::lanes::{Freshness, FreshnessReading};
+use crate::queries::report;
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{Address, HolderId, Labels, NamespaceName, Profile};
@@ -83,14 +85,20 @@ pub(super) struct FleetChange<'a> {
 }
 
 impl Facts {
-    fn of(record: &HolderRecord, trust: &StreamTrust) -> Self {
+    fn of(
+        record: &HolderRecord,
+        trust: &StreamTrust,
+        look: &FreshnessReading<'_>,
+        namespace: &NamespaceName,
+    ) -> Self {
+        let reply = report(record, trust, look, namespace);
         let status = &record.status;
         Self {
-            blocks: status.blocks.load(),
-            reasons: status.reasons(trust).of_all_queries().bits(),
+            blocks: reply.blocks,
+            reasons: reply.degraded.bits(),
             lag_us: status.lag_us.load(),
             applied_at_us: status.applied_at_us.load(),
-            parked_events: status.parked_events.load(),
+            parked_events: reply.parked_events,
         }
     }
 }
@@ -98,10 +106,17 @@ impl Facts {
 impl FleetState {
     /// Does a look: compares the present state of all holders with their state at the previous look, and notes the
     /// changes.
-    pub(super) fn look<'n>(&mut self, namespaces: impl Iterator<Item = &'n Namespace>, trust: &StreamTrust) {
+    pub(super) fn look<'n>(
+        &mut self,
+        namespaces: impl Iterator<Item = &'n Namespace>,
+        trust: &StreamTrust,
+        freshness: &Freshness,
+    ) {
         self.look += 1;
         (self.shown, self.total) = (0, 0);
         for namespace in namespaces {
+            let name = &namespace.name;
+            let look = freshness.look(name);
             let holders = namespace.indexer.holders();
             self.total += holders.len();
             for record in &holders {
@@ -109,7 +124,7 @@ impl FleetState {
                     break;
                 }
                 self.shown += 1;
-                self.note(&namespace.name, record, Facts::of(record, trust));
+                self.note(name, record, Facts::of(record, trust, &look, name));
             }
         }
         self.forget_unseen();
@@ -241,26 +256,27 @@ mod tests {
             .get_or_create(&NamespaceName::new("n").unwrap(), None)
             .unwrap();
         let trust = StreamTrust::default();
+        let freshness = Freshness::without_events();
         let register = |name: &str| {
             let worker = WorkerName::new(name).unwrap();
             namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap()
         };
         let (first, second) = (register("a"), register("b"));
         let (mut fleet, mut heard) = (FleetState::default(), 0);
-        fleet.look(std::iter::once(&*namespace), &trust);
+        fleet.look(std::iter::once(&*namespace), &trust, &freshness);
         let change = fleet.change(&mut heard);
         assert!(change.whole);
         assert_eq!(
             (change.added.len(), change.facts.len(), change.gone.len()),
             (2, 2, 0)
         );
-        fleet.look(std::iter::once(&*namespace), &trust);
+        fleet.look(std::iter::once(&*namespace), &trust, &freshness);
         let change = fleet.change(&mut heard);
         assert!(!change.whole && change.facts.is_empty() && change.added.is_empty());
 
         first.status().degrade(DegradedReason::Gap);
         first.status().inexact_since_us.store(7_000_000);
-        fleet.look(std::iter::once(&*namespace), &trust);
+        fleet.look(std::iter::once(&*namespace), &trust, &freshness);
         let mut late = 0;
         assert_eq!(fleet.change(&mut late).facts.len(), 2, "who is new hears all");
         let change = fleet.change(&mut heard);
@@ -278,14 +294,14 @@ mod tests {
         };
         for address in ["10.0.0.7:8000", ""] {
             tell(address);
-            fleet.look(std::iter::once(&*namespace), &trust);
+            fleet.look(std::iter::once(&*namespace), &trust, &freshness);
             let change = fleet.change(&mut heard);
             assert_eq!(change.profiles, [(number, address, &Labels::NONE)]);
             assert!(change.facts.is_empty());
         }
 
         second.retire();
-        fleet.look(std::iter::once(&*namespace), &trust);
+        fleet.look(std::iter::once(&*namespace), &trust, &freshness);
         let change = fleet.change(&mut heard);
         assert_eq!(change.gone.len(), 1);
         assert_ne!(change.gone[0], number);

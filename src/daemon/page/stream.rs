@@ -212,12 +212,11 @@ impl Page {
     /// Builds a new atlas (a tree of hot prefixes) of the namespace `name`.
     fn atlas(&self, name: &NamespaceName, lens: Lens) -> Result<Arc<Atlas>, PageRefusal> {
         let namespace = self.answerer.namespace(name)?;
-        let trust = self.answerer.trust();
         Ok(Arc::new(match lens {
             Lens::Asked => {
                 let queries = self.looked.sample.queries(name);
                 let branches = asked::branches(&queries);
-                let mut atlas = Atlas::new(&namespace, trust, &branches, queries.len() as u64);
+                let mut atlas = Atlas::new(&namespace, &self.answerer, &branches, queries.len() as u64);
                 atlas.seconds = Some(asked::seconds(&queries, Instant::now()));
                 atlas
             }
@@ -225,7 +224,7 @@ impl Page {
                 let (branches, partial) = held::branches(&namespace.indexer);
                 let roots = branches.iter().filter(|branch| branch.parent.is_none());
                 let total = roots.map(|branch| branch.weight).sum();
-                let mut atlas = Atlas::new(&namespace, trust, &branches, total);
+                let mut atlas = Atlas::new(&namespace, &self.answerer, &branches, total);
                 atlas.partial = partial;
                 atlas
             }
@@ -244,6 +243,7 @@ impl Page {
             fleet.look(
                 namespaces.iter().map(|namespace| &**namespace),
                 self.answerer.trust(),
+                &self.answerer.freshness,
             );
             meter.read(&self.metrics.render(), self.looked.sample.counts(), now);
         }

@@ -1,5 +1,7 @@
 //! Tests of the page's answers, against an index with a few holders.
 
+use std::time::Duration;
+
 use crate::shared::unbounded;
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -7,6 +9,7 @@ use hyper::Request;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
     Event, HolderId, QueryKey, QueryRequest, SingleQuery, StoredBlocks, Subjects, Tier, WireLimits,
     WorkerName,
@@ -14,7 +17,8 @@ use kvatlas_core::wire::{
 use serde_json::Value;
 
 use super::*;
-use crate::lanes::Freshness;
+use crate::lanes::tests::{namespaces, settings};
+use crate::lanes::{Freshness, LanePool, LaneSettings, now_us};
 use crate::outcomes::Outcomes;
 
 struct World {
@@ -25,7 +29,11 @@ struct World {
 
 /// Makes a page for the namespace `n`, whose three holders have the blocks `[1, 2, 3]`, `[1, 2]` and `[1, 8]`.
 fn world() -> World {
-    let namespaces = unbounded(4);
+    world_with(Arc::new(Freshness::without_events()))
+}
+
+fn world_with(freshness: Arc<Freshness>) -> World {
+    let (namespaces, trust) = (unbounded(4), Arc::<StreamTrust>::default());
     let namespace = namespaces.get_or_create(&name(), None).unwrap();
     for (worker, hashes) in [("a", &[1, 2, 3][..]), ("b", &[1, 2]), ("c", &[1, 8])] {
         let worker = WorkerName::new(worker).unwrap();
@@ -33,13 +41,14 @@ fn world() -> World {
         let hashes = hashes.iter().copied().map(SequenceHash).collect();
         let stored = StoredBlocks::by_sequence(None, None, hashes);
         writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+        writer.status().confirm(trust.generation());
     }
     let subjects = Subjects::new("kvatlas").unwrap();
     let namespaces = Arc::new(namespaces);
     let answerer = Answerer::new(
         Arc::clone(&namespaces),
-        Arc::default(),
-        Arc::new(Freshness::without_events()),
+        trust,
+        freshness,
         Arc::default(),
         subjects,
         WireLimits::default().into(),
@@ -210,6 +219,38 @@ async fn frames_tell_the_fleet_and_end_with_the_daemon() {
         !rest.windows(12).any(|part| part == b"event: frame"),
         "it has ended at once"
     );
+}
+
+#[tokio::test]
+async fn holders_that_are_behind_are_not_exact_on_the_page() {
+    let patient = LaneSettings {
+        behind_after: Some(Duration::from_secs(60)),
+        ..settings()
+    };
+    let pool = LanePool::start(&patient, Arc::new(namespaces())).unwrap();
+    let freshness = pool.freshness();
+    // Each world has its first frame and its first atlas.
+    for (heard_us, exact) in [(now_us() - 61_000_000, 0), (now_us(), 3)] {
+        freshness.heard(heard_us);
+        let world = world_with(Arc::clone(&freshness));
+        let answerer = &world.page.answerer;
+        let status = answerer.status(&answerer.namespace(&name()).unwrap(), 0);
+        let told: Vec<u32> = status
+            .holders
+            .iter()
+            .map(|holder| holder.degraded.bits())
+            .collect();
+        let frame = world.event("/page/frames", "", "frame").await;
+        let facts = frame["fleet"]["facts"].as_array().unwrap();
+        let shown: Vec<u64> = facts.iter().map(|facts| facts[2].as_u64().unwrap()).collect();
+        assert_eq!(shown, told.iter().copied().map(u64::from).collect::<Vec<_>>());
+        assert_eq!(told.iter().filter(|bits| **bits == 0).count(), exact);
+        let atlas = world.event("/page/atlas", "namespace=n&lens=held", "atlas").await;
+        for node in atlas["nodes"].as_array().unwrap() {
+            let all = node["all"].as_u64().unwrap();
+            assert_eq!(node["exact"], if exact == 0 { 0 } else { all }, "{node}");
+        }
+    }
 }
 
 #[tokio::test]

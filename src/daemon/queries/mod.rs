@@ -49,7 +49,7 @@ mod turns;
 mod whole;
 
 pub(crate) use answer::{
-    Answerer, AnyReply, Found, FoundHolder, described, dialect_query, report, unsized_holders,
+    Answerer, AnyReply, Found, FoundHolder, described, dialect_query, report, unsized_holders, with_wait,
 };
 #[cfg(any(feature = "grpc", feature = "redis"))]
 pub(crate) use heavy::HeavyRequest;
@@ -63,3 +63,4 @@ pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySam
 pub(crate) use shards::ShardAsker;
 pub(crate) use source::{IndexHere, NoIndex, Source, SourceError};
 pub(crate) use start::{query_limits, start_gateway, start_queries};
+pub(crate) use whole::search_whole;

@@ -20,14 +20,14 @@ const REPEATED_MIN: usize = 3;
 const REPEATED_FOR: Duration = Duration::from_micros(500);
 
 /// Result of a search, with the holders whose batches the search may have seen half applied.
-pub(super) struct Seen {
-    pub(super) found: Matches,
+pub(crate) struct Seen {
+    pub(crate) found: Matches,
     changing: SeenInParts,
 }
 
 /// Repeats a search, within bounds, until it has certainly seen no batch half applied. Returns the result of the last
 /// search.
-pub(super) fn search_whole(look: &FreshnessReading<'_>, search: impl FnMut() -> Matches) -> Seen {
+pub(crate) fn search_whole(look: &FreshnessReading<'_>, search: impl FnMut() -> Matches) -> Seen {
     let (found, changing) = read_whole(look, |changing| *changing == SeenInParts::Nobody, search);
     Seen { found, changing }
 }
@@ -77,7 +77,7 @@ impl Seen {
     }
 
     /// Whether the search may have seen a batch of `holder` half applied.
-    pub(super) fn is_changing(&self, holder: &HolderId) -> bool {
+    pub(crate) fn is_changing(&self, holder: &HolderId) -> bool {
         self.changing.contains(holder)
     }
 

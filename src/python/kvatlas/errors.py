@@ -117,11 +117,13 @@ class PublisherError(KvatlasError):
 class QueueFullError(PublisherError):
     """Batches come faster than NATS takes them, or the connection is down."""
 
-    def __init__(self, queued_max: int) -> None:
+    def __init__(self, queued_max: int, bytes_max: int) -> None:
         super().__init__(
-            f"the queue of {queued_max} batches is full; publish less, wait for room, or raise queue_batches_max"
+            f"the queue of {queued_max} batches or {bytes_max} bytes is full; publish less, wait for room, or raise "
+            "queue_batches_max or queue_bytes_max"
         )
         self.queued_max = queued_max
+        self.bytes_max = bytes_max
 
 
 class BatchTooLargeError(PublisherError):

@@ -36,8 +36,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from ._connection import Refusal, confirm, error_of, refusals_of, unless_refused
+from ._publish.calls import BeginEpoch, CallQueue, Command, Flush, Heartbeats, Publish, SetProfile
 from ._publish.options import Acknowledged, PublisherOptions
-from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch
+from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch, room_of
 from .errors import (
     BatchTooLargeError,
     ConnectionFailedError,
@@ -82,9 +83,6 @@ _UNSUBSCRIBE_PATIENCE: Final = 1.0
 _QUESTIONS_MAX: Final = 64
 """Questions that wait in the subscription, at most. Daemons ask again."""
 
-_OVERHEAD: Final = 16 << 10
-"""What a chunk or batch may take beside what is counted."""
-
 Events: TypeAlias = Event | Iterable[Event]
 
 
@@ -116,38 +114,6 @@ class PublisherCounters:
     answers_refused: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Flush:
-    """Answer when all calls before have been handed to NATS: the last batch, and why one was not sent."""
-
-    done: asyncio.Future[tuple[Cursor, str | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _BeginEpoch:
-    """Begin a new epoch, in which the holder has nothing, with these doubts."""
-
-    doubts: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Heartbeats:
-    """Send heartbeats, or be silent between batches."""
-
-    are_sent: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _SetProfile:
-    """Tell this profile from now on."""
-
-    profile: Profile
-
-
-_Publish: TypeAlias = tuple[int, list[Event]]
-_Command: TypeAlias = _Publish | _BeginEpoch | _Heartbeats | _SetProfile | _Flush
-
-
 class Publisher:
     """Publishes for one holder, and answers daemons that miss something.
 
@@ -161,7 +127,7 @@ class Publisher:
         self._subject = subject
         self._options = options
         self._outbox = Outbox(options, rank, _clocks())
-        self._queue: asyncio.Queue[_Command | None] = asyncio.Queue(options.queue_batches_max)
+        self._queue = CallQueue(options.queue_batches_max, options.queue_bytes_max)
         self._heartbeat_at = time.monotonic() + options.heartbeat_interval
         self._beats = True
         self._sent = self._outbox.cursor
@@ -169,6 +135,7 @@ class Publisher:
         self._refusal: Refusal | None = None
         self._asked = ""
         self._stopped = False
+        self._has_end = False
         self._is_over = False
         self._questions: Subscription | None = None
         self._answers: set[asyncio.Task[None]] = set()
@@ -199,12 +166,8 @@ class Publisher:
             raise InvalidValueError(f"rank {rank} is not an unsigned integer of 32 bits")
         subjects, namespace = Subjects(prefix), namespace_of(namespace, model, tenant)
         given = options or PublisherOptions()
-        room = max(connection.max_payload - _OVERHEAD, 1)
-        given = replace(
-            given,
-            batch_bytes_max=min(given.batch_bytes_max, room),
-            chunk_bytes_max=min(given.chunk_bytes_max, room),
-        )
+        room = room_of(connection.max_payload)
+        given = replace(given, batch_bytes_max=min(given.batch_bytes_max, room))
         publisher = cls(connection, subjects.events(namespace, worker), rank, given)
         if given.answers_resyncs:
             await publisher._listen(subjects.resync(namespace, worker, rank))
@@ -261,7 +224,7 @@ class Publisher:
             self._queue.put_nowait(call)
         except asyncio.QueueFull:
             self.counters.queue_refusals += 1
-            raise QueueFullError(self._options.queue_batches_max) from None
+            raise QueueFullError(self._options.queue_batches_max, self._options.queue_bytes_max) from None
 
     async def begin_epoch(self) -> None:
         """Publishes what is queued, and begins a new epoch: daemons forget all that the holder had.
@@ -279,14 +242,14 @@ class Publisher:
         :raises InvalidValueError: if one is none.
         :raises StoppedError: if the publisher has stopped.
         """
-        await self._put(_BeginEpoch(Doubted(doubts).reasons))
+        await self._put(BeginEpoch(Doubted(doubts).reasons))
 
     async def set_profile(self, profile: Profile) -> None:
         """Publishes what is queued, and tells daemons another address and other labels of the holder.
 
         :raises StoppedError: if the publisher has stopped.
         """
-        await self._put(_SetProfile(profile))
+        await self._put(SetProfile(profile))
 
     async def set_heartbeats(self, are_sent: bool) -> None:
         """Says whether heartbeats are sent while there is nothing to publish. They are at first.
@@ -295,7 +258,7 @@ class Publisher:
 
         :raises StoppedError: if the publisher has stopped.
         """
-        await self._put(_Heartbeats(are_sent))
+        await self._put(Heartbeats(are_sent))
 
     async def flush(self, patience: float = PATIENCE) -> Cursor:
         """Waits until the server has taken everything, and returns the last batch then.
@@ -323,7 +286,7 @@ class Publisher:
             raise StoppedError
         done: asyncio.Future[tuple[Cursor, str | None]] = asyncio.get_running_loop().create_future()
         try:
-            await self._put(_Flush(done))
+            await self._put(Flush(done))
             either: tuple[asyncio.Future[Any], ...] = (done, self._task)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
@@ -355,13 +318,14 @@ class Publisher:
             try:
                 await asyncio.wait_for(self._drain(), patience)
             except asyncio.TimeoutError:
-                self.counters.calls_dropped += self._queue.qsize()
-                _LOG.warning("closed with %d calls not published", self._queue.qsize())
+                pass
         self._is_over = True
         while self._task is not None and not self._task.done():
             # The client of NATS swallows it now and then.
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_PAUSE)
+        if self.counters.calls_dropped:
+            _LOG.warning("closed with %d calls not published", self.counters.calls_dropped)
         refusals_of(self._nats).unhear(self._hear)
         if self._questions is not None:
             questions, self._questions = self._questions, None
@@ -373,9 +337,10 @@ class Publisher:
     async def _drain(self) -> None:
         if self._task is not None and not self._task.done():
             await self._queue.put(None)
+            self._has_end = True
             await asyncio.wait([self._task])
 
-    def _checked(self, events: Events, tier: int) -> _Publish:
+    def _checked(self, events: Events, tier: int) -> Publish:
         if self._stopped:
             raise StoppedError
         if self._nats.is_closed:
@@ -390,15 +355,18 @@ class Publisher:
             raise BatchTooLargeError(size, size_max)
         if len(listed) > self._options.batch_events_max:
             raise TooManyEventsError(len(listed), self._options.batch_events_max)
-        return int(tier), listed
+        return Publish(int(tier), listed, size)
 
-    async def _put(self, command: _Command) -> None:
+    async def _put(self, command: Command) -> None:
         if self._stopped:
             raise StoppedError
         await self._queue.put(command)
         if self._task is not None and self._task.done():
             # Nobody reads it any more. Others may wait for the room that it takes.
             self._refuse_queued()
+            raise StoppedError
+        if self._has_end:
+            # It stands behind the end, where nobody reads.
             raise StoppedError
 
     # The task: the only one who sends batches.
@@ -410,23 +378,25 @@ class Publisher:
             await self._send_all(self._outbox.seal(_clocks()))
         finally:
             self._stopped = True
-            self._refuse_queued()
+            self.counters.calls_dropped += self._refuse_queued()
 
-    async def _obey(self, command: _Command) -> None:
+    async def _obey(self, command: Command) -> None:
+        # After a reconnect, the server may take smaller messages.
+        self._outbox.note_server_limit(self._nats.max_payload)
         match command:
-            case _Flush():
+            case Flush():
                 await self._send_all(self._outbox.seal(_clocks()))
                 self._report(command)
-            case _BeginEpoch(doubts):
+            case BeginEpoch(doubts):
                 await self._send_all(self._outbox.begin_epoch(_clocks(), doubts))
-            case _SetProfile(profile):
+            case SetProfile(profile):
                 await self._send_all(self._outbox.set_profile(profile, _clocks()))
-            case _Heartbeats(are_sent):
+            case Heartbeats(are_sent):
                 self._beats = are_sent
-            case (tier, events):
+            case Publish(tier, events):
                 await self._send_all(self._outbox.add(tier, events, _clocks()))
 
-    async def _next(self) -> _Command | None:
+    async def _next(self) -> Command | None:
         """The next call; sends what falls due meanwhile."""
         while True:
             try:
@@ -449,7 +419,7 @@ class Publisher:
                 sealed = self._outbox.heartbeat(clocks)
             await self._send_all(sealed)
 
-    def _report(self, flush: _Flush) -> None:
+    def _report(self, flush: Flush) -> None:
         if not flush.done.done():
             failure, self._failure = self._failure, None
             flush.done.set_result((self._outbox.cursor, failure))
@@ -461,11 +431,17 @@ class Publisher:
             return
         self._refusal = refusal
 
-    def _refuse_queued(self) -> None:
+    def _refuse_queued(self) -> int:
+        """Empties the queue. Returns how many calls nobody has read; not those behind the end, which fail."""
+        left: list[Command | None] = []
         while not self._queue.empty():
             command = self._queue.get_nowait()
-            if isinstance(command, _Flush) and not command.done.done():
+            left.append(command)
+            if isinstance(command, Flush) and not command.done.done():
                 command.done.set_exception(StoppedError())
+        if None in left:
+            return left.index(None)
+        return 0 if self._has_end else len(left)
 
     async def _send_all(self, sealed: Iterable[SealedBatch]) -> None:
         for batch in sealed:
@@ -536,6 +512,7 @@ class Publisher:
             if self._outbox.rise_above(request.cursor.epoch, clocks):
                 known, epoch = request.cursor.epoch, self._outbox.cursor.epoch
                 _LOG.warning("a daemon knew epoch %d of %s, so epoch %d begins", known, self._subject, epoch)
+            self._outbox.note_server_limit(self._nats.max_payload)
             answer = self._outbox.answer(request, clocks)
         except RefusedError as refused:
             self.counters.answers_refused += 1

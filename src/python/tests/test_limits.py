@@ -81,6 +81,19 @@ async def test_a_full_queue_waits_or_refuses_and_is_counted(broker: Broker, daem
         await here.matching(hashes(last, 10_000), [("gpu-0", 0, 10_000, True)])
 
 
+async def test_a_queue_is_full_of_bytes_as_of_calls(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        publisher = await here.publisher(queue_bytes_max=100_000, heartbeat_interval=60.0)
+        # The publisher has no turn in between.
+        for number in range(2):
+            publisher.try_publish(Stored(hashes(10_000 * number, 7000)))
+        with pytest.raises(kvatlas.QueueFullError, match="100000 bytes"):
+            publisher.try_publish(Stored([1]))
+        await asyncio.gather(*[publisher.publish(Stored([number])) for number in range(100)])
+        await publisher.flush()
+        assert (publisher.counters.batches_sent, publisher.counters.batches_failed) == (102, 0)
+
+
 async def test_closing_does_not_wait_for_ever(broker: Broker) -> None:
     async with world(broker.url, has_daemon=False) as here:
         publisher = await here.publisher(queue_batches_max=4, batch_bytes_max=1_000_000)
@@ -97,3 +110,40 @@ async def test_closing_does_not_wait_for_ever(broker: Broker) -> None:
         # Nobody reads the queue any more: whoever waits for room in it hears of that.
         ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
         assert [type(end) for end in ends] == [kvatlas.StoppedError] * 12
+
+
+async def test_a_call_that_comes_behind_the_end_fails(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        going, publish = asyncio.Event(), here.way.publish
+        sent: list[int] = []
+
+        async def held(subject: str, payload: bytes = b"", **rest: object) -> None:
+            await going.wait()
+            # Others have their turn meanwhile.
+            await asyncio.sleep(0)
+            sent.append(len(msgpack.unpackb(payload)["events"]))
+            await publish(subject, payload, **rest)
+
+        here.way.publish = held  # type: ignore[method-assign]
+        publisher = await here.publisher(queue_batches_max=2, heartbeat_interval=60.0)
+        await publisher.publish(Stored([0]))
+        # It has left the queue, and waits in the connection.
+        await asyncio.sleep(0)
+        for number in (1, 2):
+            publisher.try_publish(Stored([number]))
+        waiting = asyncio.create_task(publisher.publish(Stored([3])))
+        await asyncio.sleep(0)
+
+        async def close() -> None:
+            # Room comes, and the end takes it before the call that waits for it.
+            publisher._queue.get_nowait()
+            publisher._stopped = True
+            await publisher._drain()
+
+        closing = asyncio.create_task(close())
+        await asyncio.sleep(0)
+        going.set()
+        await closing
+        with pytest.raises(kvatlas.StoppedError):
+            await waiting
+        assert (sent, publisher.counters.calls_dropped) == ([1, 1], 0)

@@ -71,6 +71,21 @@ def test_an_epoch_that_begins_in_doubt_says_so_in_its_first_batch() -> None:
     assert doubts(outbox, 2.0) == []
 
 
+def test_answers_keep_to_what_the_server_takes_now() -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1), 0, Clocks(0.0, 0))
+    outbox.add(0, [Stored(list(range(1 << 62, (1 << 62) + 5000)))], Clocks(0.0, 0))
+    outbox.add(0, [Stored([1])], Clocks(0.0, 0))
+    for limit, kind in ((1 << 20, "missing"), (4096, "full"), (1024, "full"), (1 << 20, "missing")):
+        outbox.note_server_limit(limit)
+        answer = outbox.answer(ResyncRequest(0, Cursor(1, 0), False), Clocks(0.0, 0))
+        assert answer.kind == kind
+        assert all(len(chunk) <= limit for chunk in answer.chunks)
+        # What fits is given from the ring all the same.
+        assert outbox.answer(ResyncRequest(0, Cursor(1, 1), False), Clocks(0.0, 0)).kind == "missing"
+    outbox.note_server_limit(1024)
+    assert sum(len(event["sequence_hashes"]) // 8 for event in full_state(outbox, 0.0)) == 5001
+
+
 def test_an_epoch_is_put_above_the_one_that_a_daemon_knows() -> None:
     outbox = Outbox(PublisherOptions(batch_delay=0, epoch=5), 0, Clocks(0.0, 10))
     outbox.add(0, [Stored([1])], Clocks(0.0, 10))

@@ -8,7 +8,7 @@ import importlib
 import json
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -277,13 +277,14 @@ class Listener:
     def __init__(self) -> None:
         self.posts: list[tuple[str, dict[str, Any], str | None]] = []
         self.status = 200
+        self.answer: Callable[[str, dict[str, Any]], int] = lambda path, body: self.status
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 outer.posts.append((self.path, body, self.headers["authorization"]))
-                self.send_response(outer.status)
+                self.send_response(outer.answer(self.path, body))
                 self.send_header("content-length", "0")
                 self.end_headers()
 
@@ -334,6 +335,49 @@ async def test_engines_are_registered_until_they_have_gone(listener: Listener, t
     assert listener.posts[-1] == ("/unregister", named, "Bearer secret")
     posts = len(listener.posts)
     assert await registrar.round(2.0 + registering.GONE_AFTER)
+    assert [path for path, *_ in listener.posts[posts:]] == ["/register"]
+
+
+async def test_an_engine_whose_settings_have_changed_takes_the_place_of_the_one_before(listener: Listener) -> None:
+    registrar = Registrar(Bridge(listener.url, "llama", "acme", "vllm", None))
+    place: dict[str, Any] = {}
+
+    def answer(path: str, body: dict[str, Any]) -> int:
+        if path == "/unregister":
+            place.clear()
+        elif place and place != body:
+            return 409
+        else:
+            place.update(body)
+        return 200
+
+    listener.answer = answer
+    sizes = {
+        size: EventSource.of_stats(replica("a", A, block_size=size).routing_stats) for size in (16, 32, 64)
+    }
+
+    def advertise(size: int) -> None:
+        found = sizes[size]
+        assert found is not None
+        registrar._advertised = frozenset([found])
+
+    advertise(16)
+    assert await registrar.round(0.0)
+    advertise(32)
+    assert await registrar.round(1.0)
+    assert [path for path, *_ in listener.posts] == ["/register", "/register", "/unregister", "/register"]
+    assert place["block_size"] == 32
+    # A bridge that is away for long does not end it.
+    advertise(64)
+    listener.answer = lambda path, body: 503
+    assert not await registrar.round(2.0)
+    assert not await registrar.round(2.0 + 2 * registering.GONE_AFTER)
+    listener.answer = answer
+    assert await registrar.round(3.0 + 2 * registering.GONE_AFTER)
+    assert place["block_size"] == 64
+    # Nothing is left of those before.
+    posts = len(listener.posts)
+    assert await registrar.round(4.0 + 4 * registering.GONE_AFTER)
     assert [path for path, *_ in listener.posts[posts:]] == ["/register"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -26,6 +27,26 @@ async def test_a_lost_batch_is_given_from_the_ring(broker: Broker, daemon: Daemo
         await here.matching(hashes(10, 9), [("gpu-0", 0, 6, True)])
         assert publisher.counters.answers_missing >= 1
         assert publisher.counters.answers_full == 0
+
+
+async def test_what_a_server_takes_no_more_is_given_as_the_full_state(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker") as broker, running(broker.url, resync_timeout_ms=500):
+        async with world(broker.url) as here:
+            publisher = await here.publisher()
+            await publisher.publish(Stored(hashes(10, 3)))
+            await here.applied(await publisher.flush())
+            here.way.lose()
+            await publisher.publish(Stored(hashes(1000, 3000)))
+            lost = await publisher.flush()
+            broker.reload(max_payload=4096)
+            here.way.heal()
+
+            async def is_exact() -> bool:
+                found = await here.holder()
+                return found is not None and found.cursor >= lost and found.exact and found.blocks == 3003
+
+            await eventually("the holder is exact again", is_exact)
+            assert publisher.counters.answers_full >= 1
 
 
 async def test_what_the_ring_has_forgotten_is_given_as_the_full_state(broker: Broker, daemon: Daemon) -> None:

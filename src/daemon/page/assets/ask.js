@@ -1,6 +1,6 @@
 // The query box.
 import { counted, make } from "./text.js";
-import { holderTable } from "./atlas.js";
+import { doubted, holderTable } from "./atlas.js";
 
 /** Maximum length of a request target. The listener takes 16 KiB of head, with the browser's own headers. */
 const TARGET_LENGTH_MAX = 14000;
@@ -67,10 +67,11 @@ function show(reply) {
   const heading = make("h3", { textContent: `${counted(reply.query_blocks, "block", "blocks")} asked for; ${counted(reply.holders_total, "holder has", "holders have")} a beginning of it` });
   const foreign = reply.foreign_holders > 0
     ? [make("p", { className: "trouble", textContent: `${counted(reply.foreign_holders, "holder", "holders")} cannot be found in this form: their engines' hashes are not the contract's.` })] : [];
-  if (reply.holders.length === 0) return [heading, ...foreign];
+  const unsure = [...foreign, ...doubted(reply.doubtful_holders)];
+  if (reply.holders.length === 0) return [heading, ...unsure];
   const holders = reply.holders.map((holder) => ({
     worker: holder.worker, rank: holder.rank, blocks: holder.matched_blocks, usable: holder.usable_blocks ?? holder.matched_blocks, limit: holder.limited_by, of: reply.query_blocks, degraded: holder.degraded ?? [], address: holder.address,
     dropped: holder.dropped_out && { position: holder.dropped_out.position, others: holder.dropped_out.other_holders },
   }));
-  return [heading, ...foreign, holderTable(holders, reply.holders_total)];
+  return [heading, ...unsure, holderTable(holders, reply.holders_total)];
 }

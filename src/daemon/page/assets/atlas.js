@@ -195,6 +195,7 @@ export class Atlas {
         make("h3", { textContent: `${counted(found.end, "block", "blocks")} deep, ${counted(tokens, "token", "tokens")}` }), zoom),
       make("p", { className: "hash", textContent: block }),
       make("p", { textContent: `${counted(found.complete, "holder has", "holders have")} all of it, of ${count(found.holders_total)} that have its beginning.` }),
+      ...doubted(found.doubtful),
       make("h3", { textContent: "What its loss would cost" }),
       loss(found),
       make("h3", { textContent: "Who holds it, and where each drops out" }),
@@ -237,6 +238,11 @@ function loss(found) {
 }
 
 const LIMITS = { full_attention: "full attention", window: "a sliding window", state: "a recurrent state", window_or_state: "a window or a state", last_token: "the last token" };
+
+/** Returns a line about the holders that an answer does not list, and that may have more than is known; nothing if there are none. */
+export function doubted(holders) {
+  return holders > 0 ? [make("p", { className: "trouble", textContent: `${counted(holders, "holder", "holders")} not in this list may hold more than is known.` })] : [];
+}
 
 /** Returns a table of holders, with a bar for each holder's depth. */
 export function holderTable(holders, total) {

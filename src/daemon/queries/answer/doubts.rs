@@ -58,7 +58,7 @@ impl DoubtFacts<'_, '_> {
 
 /// Adds `Behind` to the reasons if the holder's events have waited for too long. An unverified holder does not get
 /// `Behind`, because nothing is known about its waiting events.
-pub(super) fn with_wait(
+pub(crate) fn with_wait(
     reasons: DegradedReasons,
     look: &FreshnessReading<'_>,
     namespace: &NamespaceName,

@@ -45,6 +45,7 @@ class PublisherOptions:
     :param batch_events_max: most events of a batch.
     :param batch_bytes_max: most bytes of a batch, about; never more than the NATS server takes.
     :param queue_batches_max: most calls that wait to be published.
+    :param queue_bytes_max: about how many bytes they take at most, and one call more.
     :param ring_batches_max: most batches that are kept for daemons that miss them.
     :param ring_bytes_max: most payload bytes that are kept for them.
     :param chunk_bytes_max: most bytes of one chunk of an answer, about; never more than the NATS server takes.
@@ -63,6 +64,7 @@ class PublisherOptions:
     batch_events_max: int = 1024
     batch_bytes_max: int = 512 << 10
     queue_batches_max: int = 1024
+    queue_bytes_max: int = 64 << 20
     ring_batches_max: int = 4096
     ring_bytes_max: int = 16 << 20
     chunk_bytes_max: int = 256 << 10
@@ -86,6 +88,7 @@ _LEAST: Final[dict[str, float]] = {
     "batch_events_max": 1,
     "batch_bytes_max": 1,
     "queue_batches_max": 1,
+    "queue_bytes_max": 1,
     "ring_batches_max": 0,
     "ring_bytes_max": 0,
     "chunk_bytes_max": 1,

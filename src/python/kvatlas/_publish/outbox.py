@@ -36,6 +36,15 @@ CHUNK_BATCHES_MAX: Final = 1024
 """Most batches in one chunk of an answer."""
 
 
+_OVERHEAD: Final = 16 << 10
+"""What a chunk or batch may take beside what is counted."""
+
+
+def room_of(message_bytes_max: int) -> int:
+    """How many bytes of batches fit into a message of a server that takes so many bytes."""
+    return max(message_bytes_max - min(_OVERHEAD, message_bytes_max // 2), 1)
+
+
 class Clocks(NamedTuple):
     """The time: seconds on a clock that does not run backwards, and microseconds since the Unix epoch."""
 
@@ -106,6 +115,7 @@ class Outbox:
     def __init__(self, options: PublisherOptions, rank: int, clocks: Clocks) -> None:
         self.options = options
         self.rank = rank
+        self._room: float = float("inf")
         if options.after is not None:
             self.cursor = options.after
         else:
@@ -132,6 +142,14 @@ class Outbox:
         batches_max = self.options.ring_batches_max if self.options.answers_resyncs else 0
         return Ring(seq, batches_max, self.options.ring_bytes_max)
 
+    def note_server_limit(self, message_bytes_max: int) -> None:
+        """The server takes messages of so many bytes now. Answers keep to it, and calls share a batch within it."""
+        self._room = room_of(message_bytes_max)
+
+    @property
+    def _chunk_bytes_max(self) -> float:
+        return min(self.options.chunk_bytes_max, self._room)
+
     def add(self, tier: int, events: Sequence[Event], clocks: Clocks) -> list[SealedBatch]:
         """Takes the events of one call. Returns the batches that are full, or must not wait."""
         size = events_bytes(events)
@@ -140,7 +158,7 @@ class Outbox:
         if held is not None and (
             held.tier != tier
             or len(held.events) + len(events) > self.options.batch_events_max
-            or held.size + size > self.options.batch_bytes_max
+            or held.size + size > min(self.options.batch_bytes_max, self._room)
         ):
             sealed += self.seal(clocks)
         if self._open is None:
@@ -275,7 +293,7 @@ class Outbox:
         self._has_left = False
 
     def answer(self, request: ResyncRequest, clocks: Clocks) -> Answer:
-        """Answers a daemon: from the ring where that is enough, else with the full state.
+        """Answers a daemon: from the ring where that is enough and the server takes it, else with the full state.
 
         :raises RefusedError: where the publisher cannot help just now.
         """
@@ -283,7 +301,7 @@ class Outbox:
             raise refusal(400, f"this publisher is for rank {self.rank}")
         if not request.full and request.cursor.epoch == self.cursor.epoch:
             batches = self._ring.after(request.cursor.seq)
-            if batches is not None:
+            if batches is not None and all(len(batch) <= self._room for batch in batches):
                 return self._answer("missing", batches)
         return self._answer("full", self._full_state(clocks))
 
@@ -293,7 +311,7 @@ class Outbox:
                 503, "this publisher took up an epoch of another one and does not know the full state"
             )
         self.table.expire(clocks.monotonic)
-        state = self.table.state()
+        state = self.table.state(self._chunk_bytes_max)
         if state is None:
             raise refusal(503, "stored blocks wait for their parent; ask again when they have it")
         # A state from before the first batch is empty, but a number of 0 is none.
@@ -302,7 +320,7 @@ class Outbox:
         tier, events, size = Tier.DEVICE, list[Event](), 0
         for event_tier, event in state:
             more = event_bytes(event)
-            if events and (tier != event_tier or size + more > self.options.chunk_bytes_max):
+            if events and (tier != event_tier or size + more > self._chunk_bytes_max):
                 batches.append(self._encode(cursor, events, tier))
                 events, size = [], 0
             tier = event_tier
@@ -343,7 +361,7 @@ class Outbox:
         size = 0
         for batch in batches:
             group = groups[-1]
-            is_full = size + len(batch) > self.options.chunk_bytes_max or len(group) >= CHUNK_BATCHES_MAX
+            is_full = size + len(batch) > self._chunk_bytes_max or len(group) >= CHUNK_BATCHES_MAX
             if group and is_full:
                 groups.append([])
                 size = 0

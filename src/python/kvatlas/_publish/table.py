@@ -37,6 +37,9 @@ from .parking import Parked, Parking
 EVENT_BLOCKS_MAX: Final = 4096
 """Most blocks in an event of a full state."""
 
+_BLOCK_BYTES: Final = 32
+"""Most bytes that a block takes in such an event: a lineage hash, a name, and a run."""
+
 NAMES_PER_BLOCK_MAX: Final = 16
 """Most names of one block; keeps the names of a holder in proportion to its blocks."""
 
@@ -407,14 +410,15 @@ class BlockTable:
         """Drops stored blocks that have waited for their parent for too long. ``now`` is as in :meth:`apply`."""
         self._parking.expire(now)
 
-    def state(self) -> Iterator[tuple[Tier, Event]] | None:
-        """Events that make a fresh holder equal to this one, parents first.
+    def state(self, event_bytes_max: float = float("inf")) -> Iterator[tuple[Tier, Event]] | None:
+        """Events that make a fresh holder equal to this one, parents first. They take about so many bytes each at most.
 
         None while stored blocks wait for a parent, which is for a moment only.
         """
-        return None if len(self._parking) else self._dump()
+        blocks_max = int(min(max(event_bytes_max / _BLOCK_BYTES, 1), EVENT_BLOCKS_MAX))
+        return None if len(self._parking) else self._dump(blocks_max)
 
-    def _dump(self) -> Iterator[tuple[Tier, Event]]:
+    def _dump(self, blocks_max: int) -> Iterator[tuple[Tier, Event]]:
         blocks = self._blocks
         # Most blocks have one child. A list for each would take several times as long.
         first_child: dict[Place, _Block] = {}
@@ -433,7 +437,7 @@ class BlockTable:
             piece = [last]
             while (child := first_child.get(last.place)) is not None:
                 stack += siblings.get(last.place, ())
-                if len(piece) == EVENT_BLOCKS_MAX or not _continues(last, child):
+                if len(piece) == blocks_max or not _continues(last, child):
                     stack.append(child)
                     break
                 piece.append(child)

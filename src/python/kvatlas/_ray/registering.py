@@ -102,16 +102,26 @@ class Registrar:
         """Registers all engines, and unregisters those that have gone. Returns whether nothing is left to do."""
         advertised = self._advertised
         self._seen |= dict.fromkeys(advertised, now)
-        outcomes = [await self._send("/register", source) for source in advertised]
+        outcomes = [await self._register(source) for source in advertised]
         # Another engine may have its address by now.
-        taken = {(source.instance, source.rank) for source in advertised}
+        taken = {source.place for source in advertised if source in self._registered}
         for source in [source for source, seen in self._seen.items() if now - seen >= GONE_AFTER]:
-            is_taken = (source.instance, source.rank) in taken
+            is_taken = source.place in taken
             if is_taken or source not in self._registered or await self._send("/unregister", source):
                 del self._seen[source]
                 self._registered.discard(source)
         self._failed = {source: why for source, why in self._failed.items() if source in self._seen}
         return all(outcomes)
+
+    async def _register(self, source: EventSource) -> bool:
+        if await self._send("/register", source):
+            return True
+        # A bridge refuses an engine with other settings in the place of one that it still follows.
+        before = {old for old in self._registered if old.place == source.place} - self._advertised
+        if not before or not await self._send("/unregister", next(iter(before))):
+            return False
+        self._registered -= before
+        return await self._send("/register", source)
 
     async def _send(self, path: str, source: EventSource) -> bool:
         try:
