@@ -495,6 +495,7 @@ async fn bad_requests_have_typed_answers() {
             400,
         ),
         ("/lookup", json!({"tokens": [1], "model": "other"}), 404),
+        ("/lookup", json!({"tokens": [1], "tenant_id": "acme"}), 400),
         ("/lookup", json!({}), 400),
         ("/lookup", json!({"tokens": [-1]}), 400),
         ("/lookup", json!({"tokens": tokens(9)}), 413),

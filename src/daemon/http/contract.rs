@@ -281,6 +281,10 @@ mod tests {
             "{}",
             r#"{"tokens":[1],"block_hashes":[1]}"#,
             r#"{"queries":[{"tokens":[1]}],"tokens":[1]}"#,
+            r#"{"queries":[{"tokens":[1]}],"lora_name":"a"}"#,
+            r#"{"queries":[{"tokens":[1]}],"workers":[]}"#,
+            r#"{"queries":[{"block_hashes":[1],"lora_name":"a"}]}"#,
+            r#"{"block_hashes":[1],"cache_salt":"a"}"#,
             r#"{"tokens":[1],"v":2}"#,
             r#"{"sequence_hashes":[1,2],"positions":[5]}"#,
         ] {

@@ -130,6 +130,8 @@ impl QueryJson {
         })
     }
 
+    /// Returns the hashes of a query. Those have the adapter in them, so clients may name it beside them: `lora_name` is
+    /// ignored, and so is Mooncake's `cache_salt`. Dynamo's indexer refuses the salt.
     fn hashes(&mut self, words: ScoreDialect) -> Result<QueryKey, HttpRefusal> {
         let missing = |field: &str| HttpRefusal::BadRequest(format!("{field} is missing"));
         match words {
