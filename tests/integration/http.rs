@@ -652,6 +652,53 @@ async fn workers_and_dumps_show_what_is_known() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_called_as_another_instance_keeps_its_own_blocks() {
+    let mut site = site(&[]).await;
+    // A publisher is named as the instance `gpu_0` is called, whose worker is `gpu_u0`.
+    for (worker, count) in [("gpu_0", 2), ("gpu_u0", 1)] {
+        let worker = WorkerName::new(worker).unwrap();
+        site.tell_of(worker, 0, Tier::DEVICE, stored(count), 1).await;
+    }
+    let asked = json!({"model_name": MODEL, "token_ids": tokens(5)});
+    let scores = &site.post("/query", asked).await.json()["scores"];
+    assert_eq!(
+        (&scores["gpu_0"]["0"], &scores["gpu_u0"]["0"]),
+        (&json!(32), &json!(16))
+    );
+    for (instance, matched) in [("gpu_0", 32), ("gpu_u0", 16), ("7", 48)] {
+        let asked =
+            json!({"model": MODEL, "token_ids": tokens(5), "block_size": 16, "instance_id": instance});
+        let answer = site.post("/query", asked).await;
+        let known = &answer.json()["default"];
+        assert!(
+            answer.is_exact() && known.as_object().unwrap().len() == 1,
+            "{known}"
+        );
+        assert_eq!(known[instance]["longest_matched"], matched, "{instance}");
+    }
+    let workers = site.http.get("/workers").await.json();
+    let workers = workers.as_array().unwrap().iter();
+    let names: Vec<&Value> = workers.map(|worker| &worker["instance_id"]).collect();
+    assert_eq!(
+        names,
+        [
+            &json!("10.0.0.1:8000"),
+            &json!(7),
+            &json!("gpu_0"),
+            &json!("gpu_u0")
+        ]
+    );
+    let dump = site.http.get("/dump").await.json();
+    let events = dump[format!("{MODEL}:default")]["events"]
+        .as_array()
+        .unwrap()
+        .iter();
+    let of_two: Vec<_> = events.filter(|event| event["instance_id"] == "gpu_u0").collect();
+    assert_eq!(of_two.len(), 1);
+    assert_eq!(of_two[0]["sequence_hashes"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_read_a_dump_keeps_nobody_else_from_one() {
     let site = site(&[("http.request_timeout_ms", "200")]).await;
     // The dump has more bytes than the socket and the waiting pieces can hold.

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::Scheme;
 use kvatlas_core::wire::{
-    Address, HolderStatusReply, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
+    Address, HolderStatusReply, Labels, ModelKey, NamespaceName, Profile, Rank, WorkerName, instance_among,
+    is_pool, worker_of_instance,
 };
 
 use super::dialect::InstanceId;
@@ -67,15 +68,10 @@ struct WorkerJson {
 }
 
 impl WorkerJson {
-    /// Returns the entry of a worker that has no ranks yet.
-    fn new(
-        (model, instance): (&ModelKey, &str),
-        source: &'static str,
-        status: &'static str,
-        block_size: u32,
-    ) -> Self {
+    /// Returns the entry of a worker that has no ranks yet, and no name: [`name_all`] gives it.
+    fn new(model: &ModelKey, source: &'static str, status: &'static str, block_size: u32) -> Self {
         Self {
-            instance_id: InstanceId::of_text(instance),
+            instance_id: InstanceId::Text(String::new()),
             source,
             status,
             model_name: model.model.clone(),
@@ -99,10 +95,27 @@ impl WorkerJson {
     }
 }
 
-/// Entries of workers, by model and instance.
-type Workers = BTreeMap<(ModelKey, String), WorkerJson>;
+/// Entries of workers, by namespace and worker.
+type Workers = BTreeMap<(NamespaceName, WorkerName), WorkerJson>;
 
-/// Answers `GET /workers` with at most [`WORKERS_MAX`] workers, ordered by model and instance.
+/// Returns the key of an instance's entry. `None` if no worker can have its name, so that it is not followed either.
+fn key_of(model: &ModelKey, instance: &str) -> Option<(NamespaceName, WorkerName)> {
+    Some((model.namespace().ok()?, worker_of_instance(instance).ok()?))
+}
+
+/// Gives each worker the name by which gateways call it.
+fn name_all(workers: &mut Workers) {
+    let named = |(namespace, worker): &(NamespaceName, WorkerName)| {
+        let is_known = |other: &WorkerName| workers.contains_key(&(namespace.clone(), other.clone()));
+        InstanceId::of_text(&instance_among(worker, &is_known))
+    };
+    let names: Vec<InstanceId> = workers.keys().map(named).collect();
+    for (worker, name) in workers.values_mut().zip(names) {
+        worker.instance_id = name;
+    }
+}
+
+/// Answers `GET /workers` with at most [`WORKERS_MAX`] workers, ordered by namespace and worker.
 pub(super) async fn workers(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<WorkerSelection>, QueryRejection>,
@@ -130,6 +143,7 @@ pub(super) async fn workers(
     if let Some(index) = index {
         add_known(&mut workers, index, is_wanted).await?;
     }
+    name_all(&mut workers);
     let listed: Vec<&WorkerJson> = workers.values().take(WORKERS_MAX).collect();
     Ok(json_response(&listed, None))
 }
@@ -151,10 +165,12 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
         status,
         last_error,
     } = state;
-    let key = (engine.key.model.clone(), engine.key.instance.clone());
-    let worker = workers.entry(key).or_insert_with_key(|(model, instance)| {
+    let Some(key) = key_of(&engine.key.model, &engine.key.instance) else {
+        return;
+    };
+    let worker = workers.entry(key).or_insert_with(|| {
         let source = source_of(&engine.endpoint);
-        WorkerJson::new((model, instance), source, status.as_str(), engine.block_size)
+        WorkerJson::new(&engine.key.model, source, status.as_str(), engine.block_size)
     });
     worker.note_profile(engine.key.rank, engine.profile);
     if status == EngineStatus::Lost {
@@ -179,6 +195,9 @@ fn add_server(workers: &mut Workers, state: ServerState) {
     let ServerState {
         server, last_error, ..
     } = state;
+    let Some(key) = key_of(&model, &server.instance) else {
+        return;
+    };
     let status = EngineStatus::Pending.as_str();
     let listener = Listener {
         endpoint: server.url.clone(),
@@ -186,11 +205,11 @@ fn add_server(workers: &mut Workers, state: ServerState) {
         last_error,
     };
     let (source, size) = (source_of(&server.url), server.block_size.unwrap_or_default());
-    let mut worker = WorkerJson::new((&model, &server.instance), source, status, size);
+    let mut worker = WorkerJson::new(&model, source, status, size);
     worker.endpoints.insert(0, server.url);
     worker.listeners.insert(0, listener);
     worker.note_profile(0, server.profile);
-    workers.entry((model, server.instance)).or_insert(worker);
+    workers.entry(key).or_insert(worker);
 }
 
 /// Adds the workers that the index knows, each with its state.
@@ -211,7 +230,7 @@ async fn add_known(
             if is_pool(&holder.worker) {
                 continue;
             }
-            let who = (&model, instance_of_worker(&holder.worker));
+            let who = (&model, (name.clone(), holder.worker.clone()));
             if let Some(worker) = add_rank(workers, WORKERS_MAX, who, status.block_size, holder.exact) {
                 let HolderStatusReply { address, labels, .. } = holder;
                 worker.note_profile(holder.rank, Profile { address, labels });
@@ -229,18 +248,15 @@ async fn add_known(
 fn add_rank<'w>(
     workers: &'w mut Workers,
     workers_max: usize,
-    (model, instance): (&ModelKey, String),
+    (model, key): (&ModelKey, (NamespaceName, WorkerName)),
     block_size: u32,
     is_exact: bool,
 ) -> Option<&'w mut WorkerJson> {
     let has_room = workers.len() < workers_max;
-    let worker = match workers.entry((model.clone(), instance)) {
+    let worker = match workers.entry(key) {
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(_) if !has_room => return None,
-        Entry::Vacant(place) => {
-            let worker = WorkerJson::new((model, &place.key().1), "nats", "active", block_size);
-            place.insert(worker)
-        }
+        Entry::Vacant(place) => place.insert(WorkerJson::new(model, "nats", "active", block_size)),
     };
     worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);
     Some(worker)
@@ -255,7 +271,8 @@ mod tests {
         let model = ModelKey::new("m");
         let mut workers = Workers::new();
         for (instance, is_exact) in [("1", true), ("2", true), ("3", true), ("1", false)] {
-            add_rank(&mut workers, 2, (&model, instance.to_owned()), 16, is_exact);
+            let key = key_of(&model, instance).unwrap();
+            add_rank(&mut workers, 2, (&model, key), 16, is_exact);
         }
         let exact: Vec<_> = workers.values().map(|worker| worker.exact).collect();
         assert_eq!(exact, [Some(false), Some(true)]);
