@@ -138,7 +138,9 @@ async fn the_contract_is_the_same_as_on_nats() {
     assert_eq!(status.json(), serde_json::to_value(&on_nats).unwrap());
 
     let batch = json!({"model": MODEL, "queries": [{"tokens": tokens(1)}, {"sequence_hashes": [1], "positions": [0]}]});
-    let batch = site.post("/v1/query", batch).await.json();
+    let answer = site.post("/v1/query", batch).await;
+    assert!(answer.is_exact());
+    let batch = answer.json();
     assert_eq!(batch["results"][0]["reply"]["holders_total"], 3);
     assert_eq!(batch["results"][1]["reply"]["holders_total"], 0);
 }
@@ -546,6 +548,10 @@ async fn bad_requests_have_typed_answers() {
             site.http = HttpClient::connect(site.daemon.http_address().unwrap()).await;
         }
     }
+    let batch = json!({"model": MODEL, "queries": [{"tokens": tokens(1)}, {"tokens": tokens(9)}]});
+    let answer = site.post("/v1/query", batch).await;
+    assert_eq!(answer.json()["results"][1]["error"]["code"], 413);
+    assert_eq!((answer.status, answer.is_exact()), (200, false));
     for body in [&b"{"[..], b"", b"\xff", b"{\"model\":\"a\",\"tokens\":[1e99]}"] {
         assert_eq!(site.http.ask("POST", "/v1/query", body).await.status, 400);
     }
