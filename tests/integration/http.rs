@@ -177,6 +177,24 @@ async fn a_field_with_a_mistake_is_refused_and_guessed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn parameters_and_outcomes_with_a_mistake_are_refused() {
+    let mut site = site(&[]).await;
+    for path in [
+        "/v1/status?namespace=meta-llama__Llama-3_d1-8B-Instruct&tenent=acme",
+        "/workers?model=other",
+    ] {
+        assert_eq!(site.http.get(path).await.status, 400, "{path}");
+    }
+    for (field, status) in [("exact", 200), ("exat", 400)] {
+        let outcome = json!({"worker": "7", "promised_blocks": 1, "found_tokens": 16, field: true});
+        let answer = site
+            .post("/v1/outcomes", json!({"model": MODEL, "outcomes": [outcome]}))
+            .await;
+        assert_eq!(answer.status, status, "{field}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn models_are_listed_as_they_are_served() {
     let mut site = site(&[]).await;
     let list = site.http.get("/v1/models").await.json();

@@ -206,6 +206,7 @@ fn are_exact(results: &[QueryResult]) -> bool {
 
 /// Parameters of `GET /v1/status`: the namespace, by its name or by model and tenant.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct StatusQuery {
     namespace: Option<String>,
     model: Option<String>,

@@ -25,6 +25,7 @@ const WORKERS_MAX: usize = 10_000;
 
 /// Parameters of `GET /workers`: the model and the routing group of the wanted workers.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct WorkerSelection {
     model_name: Option<String>,
     routing_group: Option<String>,
