@@ -537,6 +537,22 @@ async fn a_question_that_does_not_come_ends_at_its_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_answer_to_a_question_that_is_cut_is_not_exact() {
+    let broker = broker().await;
+    let settings = [&PATIENT[..], &[LISTEN, ("queries.max_depth_blocks", "4")]].concat();
+    let daemon = daemon(broker.url(), &settings).await;
+    let router = Router::connect(&daemon).await;
+    let client = Client::connect(broker.url()).await;
+    publish(&client, "kvatlas").await;
+    let told = eventually("the workers are known", async || {
+        let (told, is_exact) = router.told(&prompt(0, 0, 4)).await;
+        (is_exact && told.len() == told_of_first().len()).then_some(told)
+    })
+    .await;
+    assert_eq!(router.told(&prompt(0, 0, 5)).await, (told, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn odd_input_gets_a_status_and_harms_nobody() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[&PATIENT[..], &[LISTEN]].concat()).await;

@@ -182,7 +182,7 @@ impl Questions {
         if question.max_blocks > 0 {
             hashes.truncate(usize::try_from(question.max_blocks).unwrap_or(usize::MAX));
         }
-        hashes.truncate(self.source.limits().query_depth_max);
+        let is_whole = self.cut(&mut hashes);
         let (reported, coverage) = match &self.reports {
             None => Default::default(),
             Some(reports) => reports.prefixes(&hashes, self.depth, Instant::now()).await,
@@ -197,7 +197,7 @@ impl Questions {
                 best_prefix_blocks: best.unwrap_or_default(),
                 blocks_read: certain.asked,
             },
-            is_exact: Some(certain.is_exact && lists_all),
+            is_exact: Some(certain.is_exact && lists_all && is_whole),
         })
     }
 
@@ -210,7 +210,7 @@ impl Questions {
         question: MatchExternalKvRequest,
     ) -> Result<AnswerWithCertainty<MatchExternalKvResponse>, Status> {
         let mut hashes = question.hashes;
-        hashes.truncate(self.source.limits().query_depth_max);
+        let is_whole = self.cut(&mut hashes);
         let (reported, coverage) = self.placements(&hashes).await?;
         let certain = self.ask(&hashes, coverage).await?;
         let reported = self.untold_by_events(reported, |found| &found.address);
@@ -232,8 +232,16 @@ impl Questions {
         }
         Ok(AnswerWithCertainty {
             answer: MatchExternalKvResponse { matches },
-            is_exact: Some(certain.is_exact),
+            is_exact: Some(certain.is_exact && is_whole),
         })
+    }
+
+    /// Cuts the hashes to the longest query that is allowed. Returns whether nothing was cut off. If something was, an
+    /// answer is not exact, because workers may have blocks behind the cut.
+    fn cut(&self, hashes: &mut Vec<i64>) -> bool {
+        let asked = hashes.len();
+        hashes.truncate(self.source.limits().query_depth_max);
+        hashes.len() == asked
     }
 
     /// Returns how often each hash was found by questions that set `count_as_hit`.

@@ -1,7 +1,6 @@
 //! `GET /workers`: the known workers, and how the engines of this process's bridge are followed.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
@@ -11,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::Scheme;
 use kvatlas_core::wire::{
-    Address, HolderStatusReply, Labels, ModelKey, NamespaceName, Profile, Rank, WorkerName, instance_among,
-    is_pool, worker_of_instance,
+    Address, ErrorCode, HolderStatusReply, Labels, ModelKey, NamespaceName, Profile, Rank, WireError,
+    WorkerName, instance_among, is_pool, worker_of_instance,
 };
 
 use super::dialect::InstanceId;
@@ -116,7 +115,7 @@ fn name_all(workers: &mut Workers) {
     }
 }
 
-/// Answers `GET /workers` with at most [`WORKERS_MAX`] workers, ordered by namespace and worker.
+/// Answers `GET /workers` with all workers, at most [`WORKERS_MAX`], ordered by namespace and worker.
 pub(super) async fn workers(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<WorkerSelection>, QueryRejection>,
@@ -144,9 +143,22 @@ pub(super) async fn workers(
     if let Some(index) = index {
         add_known(&mut workers, index, is_wanted).await?;
     }
+    check_count(&workers)?;
     name_all(&mut workers);
-    let listed: Vec<&WorkerJson> = workers.values().take(WORKERS_MAX).collect();
+    let listed: Vec<&WorkerJson> = workers.values().collect();
     Ok(json_response(&listed, None))
+}
+
+/// Checks that there are not too many workers for one answer. A list that was cut could hide workers.
+fn check_count(workers: &Workers) -> Result<(), WireError> {
+    if workers.len() <= WORKERS_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "there are {} workers, a list has at most {WORKERS_MAX}; ask for one model, or the admin listener for /workers",
+        workers.len()
+    );
+    Err(WireError::new(ErrorCode::TooLarge, text))
 }
 
 /// Returns the name of an endpoint's transport. It is `grpc`, `http` or `nats` if the endpoint's address has such a
@@ -232,35 +244,25 @@ async fn add_known(
                 continue;
             }
             let who = (&model, (name.clone(), holder.worker.clone()));
-            if let Some(worker) = add_rank(workers, WORKERS_MAX, who, status.block_size, holder.exact) {
-                let HolderStatusReply { address, labels, .. } = holder;
-                worker.note_profile(holder.rank, Profile { address, labels });
-            }
+            let worker = add_rank(workers, who, status.block_size, holder.exact);
+            let HolderStatusReply { address, labels, .. } = holder;
+            worker.note_profile(holder.rank, Profile { address, labels });
         }
     }
     Ok(())
 }
 
 /// Adds a rank to its worker, and returns the worker's entry.
-///
-/// A new worker is added only while fewer than `workers_max` workers are listed. Otherwise the result is `None`. A
-/// listed worker gets all its ranks, even when no new worker is added any more, because a missing rank could hide a
-/// doubt.
 fn add_rank<'w>(
     workers: &'w mut Workers,
-    workers_max: usize,
     (model, key): (&ModelKey, (NamespaceName, WorkerName)),
     block_size: u32,
     is_exact: bool,
-) -> Option<&'w mut WorkerJson> {
-    let has_room = workers.len() < workers_max;
-    let worker = match workers.entry(key) {
-        Entry::Occupied(known) => known.into_mut(),
-        Entry::Vacant(_) if !has_room => return None,
-        Entry::Vacant(place) => place.insert(WorkerJson::new(model, "nats", "active", block_size)),
-    };
+) -> &'w mut WorkerJson {
+    let entry = workers.entry(key);
+    let worker = entry.or_insert_with(|| WorkerJson::new(model, "nats", "active", block_size));
     worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);
-    Some(worker)
+    worker
 }
 
 #[cfg(test)]
@@ -268,14 +270,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_is_as_exact_as_its_last_rank_where_there_is_no_room_for_others() {
+    fn a_list_is_whole_or_refused() {
         let model = ModelKey::new("m");
         let mut workers = Workers::new();
-        for (instance, is_exact) in [("1", true), ("2", true), ("3", true), ("1", false)] {
-            let key = key_of(&model, instance).unwrap();
-            add_rank(&mut workers, 2, (&model, key), 16, is_exact);
+        for number in 0..WORKERS_MAX {
+            let key = key_of(&model, &number.to_string()).unwrap();
+            add_rank(&mut workers, (&model, key), 16, true);
         }
-        let exact: Vec<_> = workers.values().map(|worker| worker.exact).collect();
-        assert_eq!(exact, [Some(false), Some(true)]);
+        assert!(check_count(&workers).is_ok());
+        let key = key_of(&model, "another").unwrap();
+        add_rank(&mut workers, (&model, key.clone()), 16, true);
+        assert!(check_count(&workers).is_err());
+        // One rank in doubt is enough.
+        assert_eq!(
+            add_rank(&mut workers, (&model, key), 16, false).exact,
+            Some(false)
+        );
     }
 }
