@@ -543,13 +543,13 @@ async fn an_answer_to_a_question_that_is_cut_is_not_exact() {
     let daemon = daemon(broker.url(), &settings).await;
     let router = Router::connect(&daemon).await;
     let client = Client::connect(broker.url()).await;
-    publish(&client, "kvatlas").await;
-    let told = eventually("the workers are known", async || {
-        let (told, is_exact) = router.told(&prompt(0, 0, 4)).await;
-        (is_exact && told.len() == told_of_first().len()).then_some(told)
-    })
-    .await;
-    assert_eq!(router.told(&prompt(0, 0, 5)).await, (told, false));
+    let (worker, batch) = batch("gpu-9", 0, 1, 0, stored(prompt(0, 0, 8)));
+    let subject = subjects().events(&namespace(), &worker);
+    client.nats.publish(subject, batch.encode().into()).await.unwrap();
+    let whole = (BTreeMap::from([("http://gpu-9:30000".to_owned(), 4)]), true);
+    let is_whole = async || (router.told(&prompt(0, 0, 4)).await == whole).then_some(());
+    eventually("the worker is known", is_whole).await;
+    assert_eq!(router.told(&prompt(0, 0, 5)).await, (whole.0, false));
 }
 
 #[tokio::test(flavor = "multi_thread")]
