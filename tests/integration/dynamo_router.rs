@@ -474,7 +474,10 @@ async fn a_component_may_be_a_tenants() {
         let path = path.replacen(served, strange, 1);
         send_over_tcp(&mut stream, &path, &router.request(&question(MODEL, 6))).await;
         let answer = data(&router.answer().await);
-        assert!(answer["Error"].is_string() && answer.get("TieredScores").is_none(), "{answer}");
+        assert!(
+            answer["Error"].is_string() && answer.get("TieredScores").is_none(),
+            "{answer}"
+        );
     }
     over_tcp.stop().await;
 }

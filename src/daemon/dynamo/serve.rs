@@ -482,7 +482,10 @@ async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Re
     stream.read_exact(&mut path).await?;
     // `ID/NAMESPACE/COMPONENT/ENDPOINT`.
     let path = String::from_utf8_lossy(&path);
-    let endpoint = path.split_once('/').map_or("", |(_, endpoint)| endpoint).to_owned();
+    let endpoint = path
+        .split_once('/')
+        .map_or("", |(_, endpoint)| endpoint)
+        .to_owned();
     // Headers are skipped: the payload itself names the destination of the answer.
     let headers = stream.read_u16().await?;
     skip(stream, headers.into()).await?;
