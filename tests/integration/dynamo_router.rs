@@ -469,5 +469,15 @@ async fn a_component_may_be_a_tenants() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     send_over_tcp(&mut stream, path, &router.request(&question(MODEL, 6))).await;
     assert_eq!(data(&router.answer().await), teams(11));
+    // A record of another component may be older than this daemon at the address.
+    for (served, strange) in [("/dynamo/", "/prod/"), ("kv_indexer_query", "generate")] {
+        let path = path.replacen(served, strange, 1);
+        send_over_tcp(&mut stream, &path, &router.request(&question(MODEL, 6))).await;
+        let answer = data(&router.answer().await);
+        assert!(
+            answer["Error"].is_string() && answer.get("TieredScores").is_none(),
+            "{answer}"
+        );
+    }
     over_tcp.stop().await;
 }

@@ -537,6 +537,22 @@ async fn a_question_that_does_not_come_ends_at_its_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_answer_to_a_question_that_is_cut_is_not_exact() {
+    let broker = broker().await;
+    let settings = [&PATIENT[..], &[LISTEN, ("queries.max_depth_blocks", "4")]].concat();
+    let daemon = daemon(broker.url(), &settings).await;
+    let router = Router::connect(&daemon).await;
+    let client = Client::connect(broker.url()).await;
+    let (worker, batch) = batch("gpu-9", 0, 1, 0, stored(prompt(0, 0, 8)));
+    let subject = subjects().events(&namespace(), &worker);
+    client.nats.publish(subject, batch.encode().into()).await.unwrap();
+    let whole = (BTreeMap::from([("http://gpu-9:30000".to_owned(), 4)]), true);
+    let is_whole = async || (router.told(&prompt(0, 0, 4)).await == whole).then_some(());
+    eventually("the worker is known", is_whole).await;
+    assert_eq!(router.told(&prompt(0, 0, 5)).await, (whole.0, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn odd_input_gets_a_status_and_harms_nobody() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[&PATIENT[..], &[LISTEN]].concat()).await;

@@ -138,7 +138,9 @@ async fn the_contract_is_the_same_as_on_nats() {
     assert_eq!(status.json(), serde_json::to_value(&on_nats).unwrap());
 
     let batch = json!({"model": MODEL, "queries": [{"tokens": tokens(1)}, {"sequence_hashes": [1], "positions": [0]}]});
-    let batch = site.post("/v1/query", batch).await.json();
+    let answer = site.post("/v1/query", batch).await;
+    assert!(answer.is_exact());
+    let batch = answer.json();
     assert_eq!(batch["results"][0]["reply"]["holders_total"], 3);
     assert_eq!(batch["results"][1]["reply"]["holders_total"], 0);
 }
@@ -171,6 +173,24 @@ async fn a_field_with_a_mistake_is_refused_and_guessed() {
             "{}: {text}",
             answer.status
         );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parameters_and_outcomes_with_a_mistake_are_refused() {
+    let mut site = site(&[]).await;
+    for path in [
+        "/v1/status?namespace=meta-llama__Llama-3_d1-8B-Instruct&tenent=acme",
+        "/workers?model=other",
+    ] {
+        assert_eq!(site.http.get(path).await.status, 400, "{path}");
+    }
+    for (field, status) in [("exact", 200), ("exat", 400)] {
+        let outcome = json!({"worker": "7", "promised_blocks": 1, "found_tokens": 16, field: true});
+        let answer = site
+            .post("/v1/outcomes", json!({"model": MODEL, "outcomes": [outcome]}))
+            .await;
+        assert_eq!(answer.status, status, "{field}");
     }
 }
 
@@ -495,6 +515,7 @@ async fn bad_requests_have_typed_answers() {
             400,
         ),
         ("/lookup", json!({"tokens": [1], "model": "other"}), 404),
+        ("/lookup", json!({"tokens": [1], "tenant_id": "acme"}), 400),
         ("/lookup", json!({}), 400),
         ("/lookup", json!({"tokens": [-1]}), 400),
         ("/lookup", json!({"tokens": tokens(9)}), 413),
@@ -545,6 +566,10 @@ async fn bad_requests_have_typed_answers() {
             site.http = HttpClient::connect(site.daemon.http_address().unwrap()).await;
         }
     }
+    let batch = json!({"model": MODEL, "queries": [{"tokens": tokens(1)}, {"tokens": tokens(9)}]});
+    let answer = site.post("/v1/query", batch).await;
+    assert_eq!(answer.json()["results"][1]["error"]["code"], 413);
+    assert_eq!((answer.status, answer.is_exact()), (200, false));
     for body in [&b"{"[..], b"", b"\xff", b"{\"model\":\"a\",\"tokens\":[1e99]}"] {
         assert_eq!(site.http.ask("POST", "/v1/query", body).await.status, 400);
     }
@@ -648,6 +673,53 @@ async fn workers_and_dumps_show_what_is_known() {
     assert_eq!(of_seven[0]["sequence_hashes"], json!(expected));
     // A further dump is answered after the first one.
     assert_eq!(site.http.get("/dump").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_called_as_another_instance_keeps_its_own_blocks() {
+    let mut site = site(&[]).await;
+    // A publisher is named as the instance `gpu_0` is called, whose worker is `gpu_u0`.
+    for (worker, count) in [("gpu_0", 2), ("gpu_u0", 1)] {
+        let worker = WorkerName::new(worker).unwrap();
+        site.tell_of(worker, 0, Tier::DEVICE, stored(count), 1).await;
+    }
+    let asked = json!({"model_name": MODEL, "token_ids": tokens(5)});
+    let scores = &site.post("/query", asked).await.json()["scores"];
+    assert_eq!(
+        (&scores["gpu_0"]["0"], &scores["gpu_u0"]["0"]),
+        (&json!(32), &json!(16))
+    );
+    for (instance, matched) in [("gpu_0", 32), ("gpu_u0", 16), ("7", 48)] {
+        let asked =
+            json!({"model": MODEL, "token_ids": tokens(5), "block_size": 16, "instance_id": instance});
+        let answer = site.post("/query", asked).await;
+        let known = &answer.json()["default"];
+        assert!(
+            answer.is_exact() && known.as_object().unwrap().len() == 1,
+            "{known}"
+        );
+        assert_eq!(known[instance]["longest_matched"], matched, "{instance}");
+    }
+    let workers = site.http.get("/workers").await.json();
+    let workers = workers.as_array().unwrap().iter();
+    let names: Vec<&Value> = workers.map(|worker| &worker["instance_id"]).collect();
+    assert_eq!(
+        names,
+        [
+            &json!("10.0.0.1:8000"),
+            &json!(7),
+            &json!("gpu_0"),
+            &json!("gpu_u0")
+        ]
+    );
+    let dump = site.http.get("/dump").await.json();
+    let events = dump[format!("{MODEL}:default")]["events"]
+        .as_array()
+        .unwrap()
+        .iter();
+    let of_two: Vec<_> = events.filter(|event| event["instance_id"] == "gpu_u0").collect();
+    assert_eq!(of_two.len(), 1);
+    assert_eq!(of_two[0]["sequence_hashes"].as_array().unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

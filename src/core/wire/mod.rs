@@ -89,7 +89,8 @@ pub use event::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks};
 pub use hint::{HINTS_MAX, Hint, HintReport};
 pub use limits::WireLimits;
 pub use model::{
-    DEFAULT_TENANT, ModelKey, instance_of_worker, is_pool, pool_of_instance, worker_of_instance,
+    DEFAULT_TENANT, ModelKey, instance_among, instance_of_worker, is_pool, pool_of_instance,
+    worker_of_instance, workers_of_instance,
 };
 pub use namespaces::NamespacesReply;
 pub use outcome::{OUTCOMES_MAX, Outcome, OutcomeReport};

@@ -188,6 +188,40 @@ pub fn instance_of_worker(worker: &WorkerName) -> String {
     }
 }
 
+/// Returns the name that a gateway uses for `worker` where other workers are known, too. This is
+/// [`instance_of_worker`], but the worker's own name if another known worker goes by that name: a publisher can be
+/// called `gpu_0`, and the instance `gpu_0` is the worker `gpu_u0`. No two known workers get the same name.
+pub fn instance_among(worker: &WorkerName, is_known: &dyn Fn(&WorkerName) -> bool) -> String {
+    let instance = instance_of_worker(worker);
+    let is_taken = WorkerName::new(&instance).is_ok_and(|other| {
+        other != *worker && is_known(&other) && instance_among(&other, is_known) == instance
+    });
+    if is_taken { worker.to_string() } else { instance }
+}
+
+/// Returns the workers that [`instance_among`] may call `instance`, and the known workers that decide it.
+///
+/// # Errors
+///
+/// The errors of [`ModelKey::namespace`], if no worker can be called `instance`.
+pub fn workers_of_instance(instance: &str) -> Result<Vec<WorkerName>, NameError> {
+    let encoded = worker_of_instance(instance);
+    let mut workers: Vec<WorkerName> = encoded.iter().cloned().collect();
+    let mut raw = WorkerName::new(instance);
+    while let Ok(worker) = raw {
+        if workers.contains(&worker) {
+            break;
+        }
+        raw = WorkerName::new(&instance_of_worker(&worker));
+        workers.push(worker);
+    }
+    if workers.is_empty() {
+        encoded.map(|worker| vec![worker])
+    } else {
+        Ok(workers)
+    }
+}
+
 fn encode(text: &str, name: &mut String) {
     for byte in text.bytes() {
         match byte {
@@ -266,6 +300,8 @@ fn other_byte(digits: &str) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -350,6 +386,21 @@ mod tests {
             let namespace = NamespaceName::new(&name).unwrap();
             if let Some(key) = ModelKey::of_namespace(&namespace) {
                 prop_assert_eq!(key.namespace(), Ok(namespace));
+            }
+        }
+
+        #[test]
+        fn no_two_known_workers_share_an_instance(names in prop::collection::btree_set("[ad0_u-]{1,4}", 1..40)) {
+            let known: BTreeSet<WorkerName> = names.iter().map(|name| WorkerName::new(name).unwrap()).collect();
+            let is_known = |worker: &WorkerName| known.contains(worker);
+            let called: BTreeSet<String> = known.iter().map(|worker| instance_among(worker, &is_known)).collect();
+            prop_assert_eq!(called.len(), known.len());
+            for worker in &known {
+                let instance = instance_among(worker, &is_known);
+                let searched = workers_of_instance(&instance).unwrap();
+                let is_found = |one: &WorkerName| is_known(one) && searched.contains(one);
+                let own = searched.iter().filter(|one| is_found(one) && instance_among(one, &is_found) == instance);
+                prop_assert_eq!(own.collect::<Vec<_>>(), [worker]);
             }
         }
 

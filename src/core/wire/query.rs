@@ -220,10 +220,7 @@ serialize_entries!(QueryRequest, SingleQuery);
 
 impl<'de> Deserialize<'de> for QueryRequest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserialize_fields(deserializer, |fields: QueryFields| {
-            fields.refuse_strays()?;
-            fields.into_request()
-        })
+        deserialize_fields(deserializer, QueryFields::into_request)
     }
 }
 
@@ -235,7 +232,6 @@ impl<'de> Deserialize<'de> for SingleQuery {
                     "v and queries belong to a request; write one query",
                 ));
             }
-            fields.refuse_strays()?;
             fields.into_query()
         })
     }
@@ -326,6 +322,11 @@ macro_rules! query_fields {
                 })+
                 Ok(bytes)
             }
+
+            /// Whether any field of a query is set. A nil counts as absent.
+            fn asks_something(&self) -> bool {
+                $(self.$key.as_ref().is_some_and(|value| !value.is_nil()))||+
+            }
         }
     };
 }
@@ -348,25 +349,6 @@ query_fields! {
 }
 
 impl QueryFields {
-    fn has_key(&self) -> bool {
-        self.tokens.is_some()
-            || self.block_hashes.is_some()
-            || self.sequence_hashes.is_some()
-            || self.lineage_hashes.is_some()
-    }
-
-    /// Refuses fields that have no meaning in a query of this form. Called only for JSON, where such a field is a
-    /// person's mistake. MessagePack may have such fields, so that the contract can grow.
-    fn refuse_strays(&self) -> Result<(), DecodeError> {
-        let has_content_name = self.lora_name.is_some() || self.cache_salt.is_some();
-        if has_content_name && self.tokens.is_none() {
-            return Err(DecodeError::Combination(
-                "lora_name and cache_salt belong to tokens; leave them out",
-            ));
-        }
-        Ok(())
-    }
-
     /// Makes a request from these fields, the version `v`, and for a batch the `queries`. All of them together must
     /// be within `limits`, like a message with the same content.
     ///
@@ -398,7 +380,7 @@ impl QueryFields {
     fn into_request(mut self) -> Result<QueryRequest, DecodeError> {
         check_version(self.v)?;
         match self.queries.take() {
-            Some(_) if self.has_key() => Err(DecodeError::Combination(
+            Some(_) if self.asks_something() => Err(DecodeError::Combination(
                 "send queries or one query's own fields, not both",
             )),
             Some(queries) => Ok(QueryRequest::Batch(queries)),
@@ -406,7 +388,8 @@ impl QueryFields {
         }
     }
 
-    fn into_query(self) -> Result<SingleQuery, DecodeError> {
+    fn into_query(mut self) -> Result<SingleQuery, DecodeError> {
+        let key = self.take_key()?;
         let options = QueryOptions {
             workers: self.workers,
             // A limit beyond 32 bits limits nothing.
@@ -419,31 +402,6 @@ impl QueryFields {
             tiers: self.tiers.unwrap_or_default(),
             predicted: self.predicted.unwrap_or_default(),
         };
-        let key = match (
-            self.tokens,
-            self.block_hashes,
-            self.sequence_hashes,
-            self.lineage_hashes,
-        ) {
-            (Some(tokens), None, None, None) => QueryKey::Tokens {
-                tokens,
-                lora_name: self.lora_name.flatten(),
-                cache_salt: self.cache_salt.flatten(),
-            },
-            (None, Some(hashes), None, None) => QueryKey::BlockHashes(hashes),
-            (None, None, Some(hashes), None) => QueryKey::SequenceHashes(hashes),
-            (None, None, None, Some(hashes)) => QueryKey::LineageHashes(hashes),
-            (None, None, None, None) => {
-                return Err(DecodeError::Combination(
-                    "nothing is asked for; send tokens, block_hashes, sequence_hashes or lineage_hashes",
-                ));
-            }
-            _ => {
-                return Err(DecodeError::Combination(
-                    "send only one of tokens, block_hashes, sequence_hashes and lineage_hashes",
-                ));
-            }
-        };
         let query = SingleQuery {
             key,
             positions: self.positions,
@@ -452,6 +410,36 @@ impl QueryFields {
         };
         query.check()?;
         Ok(query)
+    }
+
+    fn take_key(&mut self) -> Result<QueryKey, DecodeError> {
+        let (lora_name, cache_salt) = (self.lora_name.take().flatten(), self.cache_salt.take().flatten());
+        let names_content = lora_name.is_some() || cache_salt.is_some();
+        match (
+            self.tokens.take(),
+            self.block_hashes.take(),
+            self.sequence_hashes.take(),
+            self.lineage_hashes.take(),
+        ) {
+            (Some(tokens), None, None, None) => Ok(QueryKey::Tokens {
+                tokens,
+                lora_name,
+                cache_salt,
+            }),
+            // Passed over, these would change the answer without notice.
+            (None, ..) if names_content => Err(DecodeError::Combination(
+                "lora_name and cache_salt belong to tokens; leave them out",
+            )),
+            (None, Some(hashes), None, None) => Ok(QueryKey::BlockHashes(hashes)),
+            (None, None, Some(hashes), None) => Ok(QueryKey::SequenceHashes(hashes)),
+            (None, None, None, Some(hashes)) => Ok(QueryKey::LineageHashes(hashes)),
+            (None, None, None, None) => Err(DecodeError::Combination(
+                "nothing is asked for; send tokens, block_hashes, sequence_hashes or lineage_hashes",
+            )),
+            _ => Err(DecodeError::Combination(
+                "send only one of tokens, block_hashes, sequence_hashes and lineage_hashes",
+            )),
+        }
     }
 }
 

@@ -40,6 +40,11 @@ pub(super) trait FieldValue: Sized {
     /// Checks the value against `limits` as [`Self::read`] does, and returns the number of bytes that it takes in a
     /// message.
     fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError>;
+
+    /// Whether the value is a nil, which stands for an absent field.
+    fn is_nil(&self) -> bool {
+        false
+    }
 }
 
 macro_rules! list_field {
@@ -121,10 +126,14 @@ impl FieldValue for Option<String> {
         check_text(key, bytes, limits.text_bytes_max)?;
         Ok(bytes)
     }
+
+    fn is_nil(&self) -> bool {
+        self.is_none()
+    }
 }
 
 macro_rules! small_field {
-    ($type:ty, $kind:ident, $read:ident) => {
+    ($type:ty, $kind:ident, $read:ident, $is_nil:expr) => {
         impl FieldValue for $type {
             const KIND: FieldKind = FieldKind::$kind;
 
@@ -139,10 +148,14 @@ macro_rules! small_field {
             fn checked_bytes(&self, _key: &'static str, _limits: &WireLimits) -> Result<usize, DecodeError> {
                 Ok(size_of::<$type>())
             }
+
+            fn is_nil(&self) -> bool {
+                $is_nil(self)
+            }
         }
     };
 }
 
-small_field!(Option<u64>, Number, optional_unsigned);
-small_field!(u32, Number32, unsigned_32);
-small_field!(bool, Flag, boolean);
+small_field!(Option<u64>, Number, optional_unsigned, Option::is_none);
+small_field!(u32, Number32, unsigned_32, |_| false);
+small_field!(bool, Flag, boolean, |_| false);

@@ -8,7 +8,7 @@ use kvatlas_config::DynamoComponent;
 use kvatlas_process::dynamo::{HEAD_BYTES, Lengths, two_parts};
 
 /// Endpoint that Dynamo's routers ask.
-const ENDPOINT: &str = "kv_indexer_query";
+pub(super) const ENDPOINT: &str = "kv_indexer_query";
 
 /// Transport by which requests reach an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +87,9 @@ pub(super) enum MessageError {
         /// Error of the JSON parser.
         source: serde_json::Error,
     },
+    /// Endpoint that the request names is not served here. The router may have an outdated record of this address.
+    #[error("the endpoint {0:?} is not served here (dynamo.components)")]
+    Endpoint(String),
     /// Answer cannot be sent over the transport that the request names.
     #[error("answers go over {0:?}, which is not known here")]
     Transport(String),

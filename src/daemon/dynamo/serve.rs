@@ -32,7 +32,7 @@ use kvatlas_telemetry::{
 
 use super::answer::Indexer;
 use super::discovery::keep_record;
-use super::messages::{Instance, MessageError, ReplyTo, RequestTransport, read_request, response};
+use super::messages::{ENDPOINT, Instance, MessageError, ReplyTo, RequestTransport, read_request, response};
 
 /// Maximum length of a request, in bytes. A hash in JSON takes about twenty bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
@@ -73,10 +73,8 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), S
     if config.components.is_empty() {
         return Ok(());
     }
-    let tenants = config.components.iter();
-    let tenants = tenants
-        .filter(|one| !one.tenant.is_empty())
-        .map(|one| (tenant_key(one), one.tenant.clone()));
+    let components = config.components.iter();
+    let tenants = components.map(|one| (endpoint_path(one), one.tenant.clone()));
     let service = Arc::new(Service {
         tenants: tenants.collect(),
         subjects: shared.subjects.clone(),
@@ -160,7 +158,7 @@ fn instance(component: &DynamoComponent, seed: &str) -> Instance {
 
 /// State that all requests of Dynamo's routers share, over NATS and over TCP.
 struct Service {
-    /// Tenant of each component that has one. The keys come from [`tenant_key`].
+    /// Tenant of each component that is served. The keys come from [`endpoint_path`].
     tenants: HashMap<String, String>,
     /// Subjects of the wire contract. The daemon drops a request if the acknowledgement would go to one of these
     /// subjects.
@@ -181,16 +179,15 @@ struct Service {
 }
 
 impl Service {
-    /// Starts a task that answers a request to the component with the key `component`. Before that, waits until fewer
+    /// Starts a task that answers a request to the endpoint with the path `endpoint`. Before that, waits until fewer
     /// than `ANSWERS_MAX` requests are being answered. `room` is the memory reserved for the message.
-    async fn take(self: &Arc<Self>, message: Bytes, room: Option<OwnedSemaphorePermit>, component: &str) {
+    async fn take(self: &Arc<Self>, message: Bytes, room: Option<OwnedSemaphorePermit>, endpoint: String) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
         };
-        let (service, tenant) = (Arc::clone(self), self.tenants.get(component).cloned());
+        let service = Arc::clone(self);
         self.tasks.spawn(async move {
-            let tenant = tenant.unwrap_or_default();
-            let made = service.make_answer(message, &tenant).await;
+            let made = service.make_answer(message, endpoint).await;
             drop(room);
             let outcome = match made {
                 Some((reply_to, answer, outcome)) => service.send(&reply_to, answer, outcome, permit).await,
@@ -202,11 +199,13 @@ impl Service {
 
     /// Returns the destination of the answer to a request, the answer, and the outcome that is counted if the router
     /// takes the answer. `None` if the request does not tell the answer's destination.
-    async fn make_answer(&self, message: Bytes, tenant: &str) -> Option<(ReplyTo, Bytes, DynamoOutcome)> {
+    async fn make_answer(&self, message: Bytes, endpoint: String) -> Option<(ReplyTo, Bytes, DynamoOutcome)> {
         let asked = read_request(&message).inspect_err(log_unreadable).ok()?;
         drop(message);
-        let (answer, outcome) = match asked.question {
-            Ok(question) => (
+        let tenant = self.tenants.get(&endpoint);
+        let tenant = tenant.ok_or(MessageError::Endpoint(endpoint));
+        let (answer, outcome) = match tenant.and_then(|tenant| Ok((tenant, asked.question?))) {
+            Ok((tenant, question)) => (
                 self.indexer.answer(&question, tenant).await,
                 DynamoOutcome::Answered,
             ),
@@ -308,10 +307,12 @@ async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the key of a component: `NAMESPACE/NAME`. All instances of the component share this part of their TCP paths.
-fn tenant_key(component: &DynamoComponent) -> String {
+/// Returns the path of a component's endpoint: `NAMESPACE/COMPONENT/ENDPOINT`. All instances of the component share this
+/// part of their TCP paths. The instance's id comes before it, and is not compared: it changes with each start, and a router
+/// asks by an older record until it has seen the new one.
+fn endpoint_path(component: &DynamoComponent) -> String {
     let DynamoComponent { namespace, name, .. } = component;
-    format!("{namespace}/{name}")
+    format!("{namespace}/{name}/{ENDPOINT}")
 }
 
 /// Waits until this replica takes queries. After its start, it first catches up with the other replicas' blocks, for a
@@ -343,7 +344,7 @@ async fn serve_subject(
     if !settled(&service).await {
         return;
     }
-    let (subject, component) = (instance.subject(), tenant_key(&instance.component));
+    let (subject, endpoint) = (instance.subject(), endpoint_path(&instance.component));
     let mut refusals = refused.watch();
     let join = || QueueMember::join(&client, subject.clone(), None, &group);
     let mut member = match join().await {
@@ -365,10 +366,10 @@ async fn serve_subject(
             }
         };
         let Some(message) = message else { break };
-        take_message(&client, message, &component, &service).await;
+        take_message(&client, message, &endpoint, &service).await;
     }
     while let Some(message) = member.next_until_left().await {
-        take_message(&client, message, &component, &service).await;
+        take_message(&client, message, &endpoint, &service).await;
     }
     let _ = client.flush().await;
 }
@@ -376,7 +377,7 @@ async fn serve_subject(
 /// Acknowledges a request over NATS, and answers it. The router waits first for the acknowledgement, then for the
 /// answer. Drops a request whose reply subject is a subject of the contract or of the server, because subscribers other
 /// than the router could read the acknowledgement.
-async fn take_message(client: &Client, message: Message, component: &str, service: &Arc<Service>) {
+async fn take_message(client: &Client, message: Message, endpoint: &str, service: &Arc<Service>) {
     if let Some(reply) = message.reply {
         if !service.subjects.may_reply_to(&reply) {
             let requests = &service.metrics.requests;
@@ -384,7 +385,7 @@ async fn take_message(client: &Client, message: Message, component: &str, servic
         }
         let _ = client.publish(reply, Bytes::new()).await;
     }
-    service.take(message.payload, None, component).await;
+    service.take(message.payload, None, endpoint.to_owned()).await;
 }
 
 /// Opens the TCP listener for routers. Returns its address for the discovery record.
@@ -453,19 +454,19 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
         place.note_waits(false);
         timeout(service.request_timeout, stream.write_u32(0)).await??;
         let TcpRequest {
-            component,
+            endpoint,
             payload,
             room,
         } = received;
-        service.take(payload, Some(room), &component).await;
+        service.take(payload, Some(room), endpoint).await;
         place.note_waits(true);
     }
 }
 
 /// A request over TCP.
 struct TcpRequest {
-    /// Key of the component that is asked.
-    component: String,
+    /// Path of the endpoint that is asked.
+    endpoint: String,
     payload: Bytes,
     /// Memory reserved for the payload.
     room: OwnedSemaphorePermit,
@@ -481,8 +482,10 @@ async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Re
     stream.read_exact(&mut path).await?;
     // `ID/NAMESPACE/COMPONENT/ENDPOINT`.
     let path = String::from_utf8_lossy(&path);
-    let component: Vec<&str> = path.split('/').skip(1).take(2).collect();
-    let component = component.join("/");
+    let endpoint = path
+        .split_once('/')
+        .map_or("", |(_, endpoint)| endpoint)
+        .to_owned();
     // Headers are skipped: the payload itself names the destination of the answer.
     let headers = stream.read_u16().await?;
     skip(stream, headers.into()).await?;
@@ -495,7 +498,7 @@ async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Re
     let read = stream.take(bytes as u64).read_to_end(&mut payload).await?;
     match read == bytes {
         true => Ok(TcpRequest {
-            component,
+            endpoint,
             payload: payload.into(),
             room,
         }),

@@ -82,14 +82,15 @@ struct Certain {
 
 impl Certain {
     /// Adds the holders of one namespace, each with the tiers whose state is certain. Pools (caches that workers share)
-    /// are left out, because no request can be sent to a pool.
-    fn add(&mut self, found: &Found) {
+    /// are left out, because no request can be sent to a pool. `elsewhere` returns the addresses of a worker's ranks,
+    /// also of those that have no block of the prompt.
+    fn add(&mut self, found: &Found, elsewhere: impl Fn(&WorkerName) -> Vec<Address>) {
         self.is_exact &= !found.lacks_some() && found.holders.iter().all(|holder| holder.is_exact);
         self.asked = self.asked.max(found.prompt.asked_blocks);
         let mut places: HashMap<_, usize> = HashMap::new();
         let certain = found.holders.iter().filter_map(FoundHolder::certain);
         let mut ranks: Vec<_> = certain.filter(|holder| !is_pool(&holder.id.worker)).collect();
-        lend_addresses(&mut ranks);
+        lend_addresses(&mut ranks, &found.holders, elsewhere);
         for holder in ranks {
             let key = (holder.id.worker.clone(), holder.address.clone());
             let place = *places.entry(key).or_insert(self.workers.len());
@@ -153,22 +154,34 @@ fn url_at(address: &str) -> String {
     }
 }
 
-/// Gives each rank without an address the address of the worker's other ranks. If these have different addresses, the
-/// rank stays without an address.
-fn lend_addresses(ranks: &mut [FoundHolder]) {
+/// Gives each rank without an address the address of the worker's other ranks: those among `found`, whether they are
+/// certain or not, and those that `elsewhere` returns. If these have different addresses, the rank stays without an
+/// address.
+fn lend_addresses(
+    ranks: &mut [FoundHolder],
+    found: &[FoundHolder],
+    elsewhere: impl Fn(&WorkerName) -> Vec<Address>,
+) {
     if ranks.iter().all(|rank| rank.address.is_some()) {
         return;
     }
-    let mut lent: HashMap<WorkerName, Option<Address>> = HashMap::new();
-    for rank in ranks.iter().filter(|rank| rank.address.is_some()) {
-        let known = lent.entry(rank.id.worker.clone());
-        let known = known.or_insert_with(|| rank.address.clone());
-        if *known != rank.address {
-            *known = None;
-        }
+    let mut told: HashMap<&WorkerName, Vec<&Address>> = HashMap::new();
+    for (worker, address) in found
+        .iter()
+        .filter_map(|holder| Some((&holder.id.worker, holder.address.as_ref()?)))
+    {
+        told.entry(worker).or_default().push(address);
     }
+    let mut lent: HashMap<WorkerName, Option<Address>> = HashMap::new();
     for rank in ranks.iter_mut().filter(|rank| rank.address.is_none()) {
-        rank.address = lent.get(&rank.id.worker).cloned().flatten();
+        let worker = &rank.id.worker;
+        let address = lent.entry(worker.clone()).or_insert_with(|| {
+            let told = told.get(worker).into_iter().flatten().copied().cloned();
+            let mut all = told.chain(elsewhere(worker));
+            let first = all.next()?;
+            all.all(|other| other == first).then_some(first)
+        });
+        rank.address.clone_from(address);
     }
 }
 
@@ -182,7 +195,7 @@ impl Questions {
         if question.max_blocks > 0 {
             hashes.truncate(usize::try_from(question.max_blocks).unwrap_or(usize::MAX));
         }
-        hashes.truncate(self.source.limits().query_depth_max);
+        let is_whole = self.cut(&mut hashes);
         let (reported, coverage) = match &self.reports {
             None => Default::default(),
             Some(reports) => reports.prefixes(&hashes, self.depth, Instant::now()).await,
@@ -197,7 +210,7 @@ impl Questions {
                 best_prefix_blocks: best.unwrap_or_default(),
                 blocks_read: certain.asked,
             },
-            is_exact: Some(certain.is_exact && lists_all),
+            is_exact: Some(certain.is_exact && lists_all && is_whole),
         })
     }
 
@@ -210,7 +223,7 @@ impl Questions {
         question: MatchExternalKvRequest,
     ) -> Result<AnswerWithCertainty<MatchExternalKvResponse>, Status> {
         let mut hashes = question.hashes;
-        hashes.truncate(self.source.limits().query_depth_max);
+        let is_whole = self.cut(&mut hashes);
         let (reported, coverage) = self.placements(&hashes).await?;
         let certain = self.ask(&hashes, coverage).await?;
         let reported = self.untold_by_events(reported, |found| &found.address);
@@ -232,8 +245,16 @@ impl Questions {
         }
         Ok(AnswerWithCertainty {
             answer: MatchExternalKvResponse { matches },
-            is_exact: Some(certain.is_exact),
+            is_exact: Some(certain.is_exact && is_whole),
         })
+    }
+
+    /// Cuts the hashes to the longest query that is allowed. Returns whether nothing was cut off. If something was, an
+    /// answer is not exact, because workers may have blocks behind the cut.
+    fn cut(&self, hashes: &mut Vec<i64>) -> bool {
+        let asked = hashes.len();
+        hashes.truncate(self.source.limits().query_depth_max);
+        hashes.len() == asked
     }
 
     /// Returns how often each hash was found by questions that set `count_as_hit`.
@@ -336,7 +357,7 @@ impl Questions {
                     let metrics = self.namespaces.of(name);
                     metrics.answered(QueryKind::SequenceHashes, begun.elapsed());
                     metrics.found(found.prompt);
-                    certain.add(&found);
+                    certain.add(&found, |worker| self.addresses_of(name, worker));
                     certain.namespace = Some(name.clone());
                 }
                 Err(error) => {
@@ -360,6 +381,18 @@ impl Questions {
             WireError::new(ErrorCode::UnknownNamespace, text)
         };
         Err(self.refused(&refusal.unwrap_or_else(unknown)))
+    }
+
+    /// Returns the addresses of all ranks of a worker that have told them. Empty in a gateway, which knows only the
+    /// ranks that its shards have found.
+    fn addresses_of(&self, name: &NamespaceName, worker: &WorkerName) -> Vec<Address> {
+        let Source::Here(index) = &*self.source else {
+            return Vec::new();
+        };
+        let namespace = index.answerer.namespaces().get(name);
+        let ranks = namespace.map(|namespace| namespace.indexer.holders_of(std::slice::from_ref(worker)));
+        let ranks = ranks.into_iter().flatten();
+        ranks.filter_map(|rank| rank.status.profile().address).collect()
     }
 
     /// Returns the names of the namespaces that must be searched.
@@ -437,161 +470,4 @@ fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
 }
 
 #[cfg(test)]
-mod tests {
-    use kvatlas_core::wire::{HolderId, WorkerName};
-    use kvatlas_telemetry::AnsweredPrompt;
-    use kvatlas_telemetry::labels::AnswerState;
-
-    use super::*;
-
-    fn holder(
-        worker: &str,
-        rank: u32,
-        depths: [u32; 3],
-        address: Option<&str>,
-        is_exact: bool,
-    ) -> FoundHolder {
-        let [device, with_host, blocks] = depths;
-        FoundHolder {
-            id: HolderId {
-                worker: WorkerName::new(worker).unwrap(),
-                rank,
-            },
-            blocks,
-            near_blocks: [device, with_host],
-            is_exact,
-            near_exact: [is_exact; 2],
-            address: address.map(|address| address.parse().unwrap()),
-        }
-    }
-
-    fn certain(holders: Vec<FoundHolder>, doubtful_holders: u32) -> Certain {
-        let mut certain = Certain {
-            is_exact: true,
-            ..Certain::default()
-        };
-        certain.add(&Found {
-            block_size: 64,
-            prompt: AnsweredPrompt {
-                asked_blocks: 9,
-                matched_blocks: 0,
-                usable_blocks: 0,
-                state: AnswerState::Exact,
-            },
-            holders,
-            foreign_holders: 0,
-            doubtful_holders,
-        });
-        certain
-    }
-
-    fn told(certain: &Certain) -> Vec<(String, u32, String)> {
-        let (matches, _) = certain.matches(&GrpcMetrics::new());
-        matches
-            .into_iter()
-            .map(|found| (found.worker_address, found.matched_prefix_blocks, found.worker_id))
-            .collect()
-    }
-
-    #[test]
-    fn each_address_is_told_once_with_the_deepest_that_is_certain() {
-        // The address of a discovered engine has no scheme.
-        let (a, b) = (Some("http://a:30000"), Some("b:30000"));
-        let holders = vec![
-            holder("a", 0, [1, 2, 3], a, true),
-            holder("a", 1, [2, 2, 2], a, true),
-            holder("b_d1", 0, [4, 4, 4], b, true),
-            // The worker of `b_d1` has restarted under another name, at the same address.
-            holder("b_d0", 0, [1, 1, 1], b, true),
-            holder("nowhere", 0, [9, 9, 9], None, true),
-            holder("_pstore", 0, [0, 0, 9], Some("http://p:1"), true),
-            holder("empty", 0, [0, 0, 0], Some("http://e:1"), true),
-        ];
-        let all = certain(holders.clone(), 0);
-        let expected = [
-            ("http://b:30000".to_owned(), 4, "b.1".to_owned()),
-            ("http://a:30000".to_owned(), 3, "a".to_owned()),
-        ];
-        assert_eq!(
-            (told(&all).as_slice(), all.is_exact, all.asked),
-            (&expected[..], true, 9)
-        );
-        assert!(!certain(holders.clone(), 1).is_exact, "others may have more");
-        let doubted = holder("c", 0, [9, 9, 9], Some("http://c:1"), false);
-        let some = certain([holders, vec![doubted]].concat(), 0);
-        assert_eq!((told(&some).as_slice(), some.is_exact), (&expected[..], false));
-    }
-
-    #[test]
-    fn an_answer_that_leaves_out_a_worker_does_not_list_all() {
-        let lists_all = |depths, address| {
-            let known = holder("a", 0, [1; 3], Some("http://a:30000"), true);
-            let found = certain(vec![known, holder("b", 0, depths, address, true)], 0);
-            found.matches(&GrpcMetrics::new()).1
-        };
-        assert!(!lists_all([2; 3], None));
-        assert!(lists_all([2; 3], Some("b:30000")));
-        assert!(lists_all([0; 3], None), "it has none of the blocks");
-    }
-
-    #[test]
-    fn ranks_with_addresses_of_their_own_are_told_apart() {
-        let (a, b) = (Some("http://h:6000"), Some("http://h:6001"));
-        let all = certain(
-            vec![
-                holder("u", 0, [3, 3, 3], a, true),
-                holder("u", 1, [1, 1, 5], b, true),
-            ],
-            0,
-        );
-        let expected = [
-            ("http://h:6001".to_owned(), 5, "u".to_owned()),
-            ("http://h:6000".to_owned(), 3, "u".to_owned()),
-        ];
-        assert_eq!(told(&all), expected);
-        assert_eq!(all.workers[0].near_blocks, [3, 3]);
-        assert_eq!(all.workers[1].near_blocks, [1, 1]);
-    }
-
-    #[test]
-    fn tiers_at_one_address_are_those_of_one_rank() {
-        let (a, b) = (Some("http://h:6000"), Some("http://h:6001"));
-        let tiers = |ranks: [([u32; 3], Option<&str>); 2]| {
-            let [first, second] = ranks;
-            let ranks = vec![
-                holder("u", 0, first.0, first.1, true),
-                holder("u", 1, second.0, second.1, true),
-            ];
-            let workers = certain(ranks, 0).workers.into_iter();
-            workers
-                .map(|worker| (worker.reach(), url_of(&worker)))
-                .collect::<Vec<_>>()
-        };
-        let at_a = |reach| vec![(reach, "http://h:6000".to_owned())];
-        assert_eq!(tiers([([3, 3, 3], a), ([1, 1, 5], a)]), at_a([5, 1, 1]));
-        assert_eq!(tiers([([1, 5, 5], a), ([3, 3, 5], a)]), at_a([5, 3, 3]));
-        // A rank without an address is where the worker's other ranks are.
-        assert_eq!(tiers([([3, 3, 3], None), ([1, 1, 5], a)]), at_a([5, 1, 1]));
-        let three = [holder("u", 0, [1; 3], a, true), holder("u", 1, [1; 3], b, true)];
-        let mut ranks = [&three[..], &[holder("u", 2, [1; 3], None, true)]].concat();
-        lend_addresses(&mut ranks);
-        assert_eq!(ranks[2].address, None, "it may be at either");
-    }
-
-    #[test]
-    fn tiers_have_the_blocks_behind_those_of_nearer_ones() {
-        let of_tiers = |depths| {
-            let found = tiers_of(&holder("b_d1", 0, depths, None, true), &[1, 2, -3, 4]);
-            assert_eq!((found.worker_id.as_str(), found.address.as_str()), ("b.1", ""));
-            let tiers = found.hashes_by_tier.into_iter();
-            tiers.map(|tier| (tier.tier, tier.hashes)).collect::<Vec<_>>()
-        };
-        assert_eq!(
-            of_tiers([1, 2, 4]),
-            [(1, vec![1]), (2, vec![2]), (3, vec![-3, 4])]
-        );
-        assert_eq!(of_tiers([0, 0, 1]), [(3, vec![1])]);
-        // Blocks beyond the question's hashes are not listed.
-        assert_eq!(of_tiers([9, 9, 9]), [(1, vec![1, 2, -3, 4])]);
-    }
-}
+mod tests;

@@ -10,8 +10,8 @@ use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use kvatlas_core::wire::{
-    ErrorCode, ModelKey, NamespaceName, QUERY_FIELDS, QueryFields, QueryReply, QueryRequest, QueryResult,
-    WireError, WireLimits,
+    ErrorCode, ModelKey, NamespaceName, QUERY_FIELDS, QueryFields, QueryRequest, QueryResult, WireError,
+    WireLimits,
 };
 
 use crate::queries::{AnyReply, described};
@@ -193,19 +193,20 @@ pub(super) async fn query(
         .count(&namespace, kind, queries, started.elapsed(), reply.prompts());
     Ok(match &reply {
         AnyReply::Single(reply) => json_response(reply, Some(reply.is_exact())),
-        AnyReply::Batch(reply) => {
-            let mut replies = reply.results.iter().filter_map(|result| match result {
-                QueryResult::Reply(reply) => Some(reply),
-                QueryResult::Error(_) => None,
-            });
-            let all_exact = replies.all(QueryReply::is_exact);
-            json_response(reply, Some(all_exact))
-        }
+        AnyReply::Batch(reply) => json_response(reply, Some(are_exact(&reply.results))),
     })
+}
+
+/// Whether all results of a batch are exact. An error is not.
+fn are_exact(results: &[QueryResult]) -> bool {
+    results
+        .iter()
+        .all(|result| matches!(result, QueryResult::Reply(reply) if reply.is_exact()))
 }
 
 /// Parameters of `GET /v1/status`: the namespace, by its name or by model and tenant.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct StatusQuery {
     namespace: Option<String>,
     model: Option<String>,
@@ -281,6 +282,10 @@ mod tests {
             "{}",
             r#"{"tokens":[1],"block_hashes":[1]}"#,
             r#"{"queries":[{"tokens":[1]}],"tokens":[1]}"#,
+            r#"{"queries":[{"tokens":[1]}],"lora_name":"a"}"#,
+            r#"{"queries":[{"tokens":[1]}],"workers":[]}"#,
+            r#"{"queries":[{"block_hashes":[1],"lora_name":"a"}]}"#,
+            r#"{"block_hashes":[1],"cache_salt":"a"}"#,
             r#"{"tokens":[1],"v":2}"#,
             r#"{"sequence_hashes":[1,2],"positions":[5]}"#,
         ] {

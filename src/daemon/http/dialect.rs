@@ -1,6 +1,7 @@
 //! Queries in the dialects of Mooncake and of Dynamo. A body with `model` is Mooncake's, and a body with `model_name` is
 //! Dynamo's.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use kvatlas_core::hash::{BlockHash, SequenceHash};
 use kvatlas_core::wire::{
     DEFAULT_TENANT, ErrorCode, ModelKey, NamespaceName, QueryKey, WireError, WireLimits, WorkerName,
-    worker_of_instance,
+    workers_of_instance,
 };
 
 use kvatlas_telemetry::labels::QueryKind;
@@ -130,6 +131,8 @@ impl QueryJson {
         })
     }
 
+    /// Returns the hashes of a query. Those have the adapter in them, so clients may name it beside them: `lora_name`
+    /// is ignored, and so is Mooncake's `cache_salt`. Dynamo's indexer refuses the salt.
     fn hashes(&mut self, words: ScoreDialect) -> Result<QueryKey, HttpRefusal> {
         let missing = |field: &str| HttpRefusal::BadRequest(format!("{field} is missing"));
         match words {
@@ -205,17 +208,20 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
         .take()
         .filter(|_| words == ScoreDialect::Mooncake);
     let instance = named(instance.map(InstanceId::into_text));
-    let worker = instance.map(|instance| worker_of_instance(&instance));
-    let worker = worker
+    let workers = instance.as_deref().map(workers_of_instance);
+    let workers = workers
         .transpose()
         .map_err(|error| HttpRefusal::name("instance_id", &error))?;
-    let scores = find(shared, index, (&namespace, &cache), &key, worker.as_ref()).await?;
+    let mut scores = find(shared, index, (&namespace, &cache), &key, workers).await?;
+    if let Some(instance) = &instance {
+        scores.keep(instance);
+    }
     request.check_block_size(words, &scores)?;
     Ok(respond(&scores, words, &cache))
 }
 
 /// Finds the holders that have leading blocks of a prompt in `namespace`. `key` has the prompt's tokens or hashes.
-/// `cache` is the model of that namespace. `worker` limits the search to the ranks of one worker. Counts the query.
+/// `cache` is the model of that namespace. `workers` limits the search to the ranks of these workers. Counts the query.
 ///
 /// # Errors
 ///
@@ -225,7 +231,7 @@ pub(super) async fn find(
     index: &Index,
     (namespace, cache): (&NamespaceName, &ModelKey),
     key: &QueryKey,
-    worker: Option<&WorkerName>,
+    workers: Option<Vec<WorkerName>>,
 ) -> Result<Scores, HttpRefusal> {
     let started = Instant::now();
     let kind = match key {
@@ -234,7 +240,7 @@ pub(super) async fn find(
         _ => QueryKind::SequenceHashes,
     };
     check_texts(key, &index.source.limits())?;
-    match index.source.find(namespace, key, worker).await {
+    match index.source.find(namespace, key, workers).await {
         Ok(found) => {
             let prompt = std::iter::once(found.prompt);
             index.metrics.count(namespace, kind, 1, started.elapsed(), prompt);
@@ -301,9 +307,27 @@ fn respond(scores: &Scores, words: ScoreDialect, cache: &ModelKey) -> Response {
     }
 }
 
-/// Returns the key under which `/dump` lists a namespace: `MODEL:TENANT` if the namespace is made from a model and
-/// names no hash scheme, else `NAMESPACE:default`.
-pub(super) fn label_of(namespace: &NamespaceName) -> String {
+/// Returns the keys under which `/dump` lists namespaces: that of [`label_of`], or the namespace's name if another
+/// namespace has the same key. Names have no colon, so no two keys are the same.
+pub(super) fn labels_of(namespaces: &[&NamespaceName]) -> Vec<String> {
+    let labels: Vec<String> = namespaces.iter().map(|namespace| label_of(namespace)).collect();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for label in &labels {
+        *counts.entry(label).or_default() += 1;
+    }
+    let unique = namespaces.iter().zip(&labels).map(|(namespace, label)| {
+        let is_unique = counts.get(label.as_str()) == Some(&1);
+        if is_unique {
+            label.clone()
+        } else {
+            namespace.to_string()
+        }
+    });
+    unique.collect()
+}
+
+/// Returns `MODEL:TENANT` if the namespace is made from a model and names no hash scheme, else `NAMESPACE:default`.
+fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),
         None => format!("{namespace}:{DEFAULT_TENANT}"),
@@ -313,4 +337,33 @@ pub(super) fn label_of(namespace: &NamespaceName) -> String {
 /// Returns the body `{"status": "ok"}`.
 pub(super) fn status_ok() -> Value {
     json!({ "status": "ok" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_namespace_has_a_key_of_its_own() {
+        let names = [
+            "a_b",
+            "a_ub",
+            "x_cy",
+            "x_ty_cdefault",
+            "m_tacme",
+            "m_sllm-d-xxh64",
+        ];
+        let names = names.map(|name| NamespaceName::new(name).unwrap());
+        assert_eq!(
+            labels_of(&names.each_ref()),
+            [
+                "a_b",
+                "a_ub",
+                "x_cy",
+                "x_ty_cdefault",
+                "m:acme",
+                "m_sllm-d-xxh64:default"
+            ]
+        );
+    }
 }

@@ -17,14 +17,15 @@ use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::index::Namespace;
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker, is_pool};
+use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, WorkerName, instance_among, is_pool};
 
 use crate::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
 use crate::queries::IndexHere;
 use kvatlas_telemetry::log_gated;
 
-use super::dialect::label_of;
+use super::dialect::labels_of;
 use super::error::HttpRefusal;
 use super::shared::HttpShared;
 
@@ -43,17 +44,13 @@ pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Respon
         ));
     };
     let namespaces = answerer.namespaces().all();
-    let namespaces = namespaces.iter().map(|namespace| {
-        (
-            namespace.name.clone(),
-            namespace.indexer.settings().block_size.as_u32(),
-        )
-    });
+    let names: Vec<&NamespaceName> = namespaces.iter().map(|namespace| &namespace.name).collect();
+    let labels = labels_of(&names);
     let writer = DumpWriter {
         pool: Arc::clone(pool),
         generation: answerer.trust().generation(),
         patience: shared.parts.request_timeout,
-        namespaces: namespaces.collect(),
+        namespaces: namespaces.into_iter().zip(labels).collect(),
     };
     let (pieces, mut written) = mpsc::channel(PIECES_MAX);
     tokio::spawn(writer.write(pieces, permit));
@@ -124,7 +121,8 @@ struct DumpWriter {
     generation: StreamGeneration,
     /// Maximum time that a client may take for each piece of the answer.
     patience: Duration,
-    namespaces: Vec<(NamespaceName, u32)>,
+    /// The namespaces with their keys in the dump.
+    namespaces: Vec<(Arc<Namespace>, String)>,
 }
 
 /// Position of the dump in one lane: the lane's next holder, and the position of that holder.
@@ -164,15 +162,16 @@ impl DumpWriter {
             cursors.push(Cursor { lane, next });
         }
         output.push(b"{").await?;
-        for (number, (namespace, block_size)) in self.namespaces.iter().enumerate() {
-            let label = serde_json::to_string(&label_of(namespace)).unwrap_or_default();
+        for (number, (namespace, label)) in self.namespaces.iter().enumerate() {
+            let label = serde_json::to_string(label).unwrap_or_default();
+            let block_size = namespace.indexer.settings().block_size.as_u32();
             let comma = if number > 0 { "," } else { "" };
             let head = format!("{comma}{label}:{{\"block_size\":{block_size},\"events\":[");
             output.push(head.as_bytes()).await?;
             let mut is_first = true;
             for cursor in &mut cursors {
-                while let Some((position, dump)) = self.take(cursor, namespace).await? {
-                    write_holder(dump, &mut is_first, output).await?;
+                while let Some((position, dump)) = self.take(cursor, &namespace.name).await? {
+                    write_holder(dump, namespace, &mut is_first, output).await?;
                     cursor.next = self.next_of(cursor.lane, Some(position)).await?;
                 }
             }
@@ -212,12 +211,23 @@ impl DumpWriter {
     }
 }
 
-async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output) -> Result<(), DumpEnd> {
+async fn write_holder(
+    dump: HolderDump,
+    namespace: &Namespace,
+    is_first: &mut bool,
+    output: &mut Output,
+) -> Result<(), DumpEnd> {
     // The blocks of a pool are left out, because a gateway would think that a worker has them.
     if is_pool(&dump.frame.worker) {
         return Ok(());
     }
-    let (instance_id, rank) = (instance_of_worker(&dump.frame.worker), dump.frame.rank);
+    let is_known = |worker: &WorkerName| {
+        !namespace
+            .indexer
+            .holders_of(std::slice::from_ref(worker))
+            .is_empty()
+    };
+    let (instance_id, rank) = (instance_among(&dump.frame.worker, &is_known), dump.frame.rank);
     for (tier, event) in dump.into_events() {
         let Event::Stored(stored) = event else {
             continue;

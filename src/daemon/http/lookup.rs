@@ -53,6 +53,10 @@ pub(super) async fn lookup(
                 cache,
             )
         }
+        None if named(request.tenant_id).is_some() => {
+            let text = "tenant_id goes with model; send both, or none";
+            return Err(HttpRefusal::BadRequest(text.to_owned()));
+        }
         None => {
             is_only = !index.source.lacks_any(|name| cache_of(name).chains().is_none());
             only_cache(index).await?

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use kvatlas_client::Merged;
-use kvatlas_core::wire::{Hint, Outcome, OutcomeReport, WireError};
+use kvatlas_core::wire::{Hint, Outcome, OutcomeReport, Rank, WireError, WorkerName};
 
 use crate::queries::Source;
 
@@ -36,7 +36,35 @@ struct OutcomesJson {
     namespace: Option<String>,
     model: Option<String>,
     tenant: Option<String>,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<OutcomeJson>,
+}
+
+/// Outcome, as on NATS. But unknown fields are refused here: with a misspelt `exact`, the outcome would count as one of
+/// an answer in doubt.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OutcomeJson {
+    worker: WorkerName,
+    #[serde(default)]
+    rank: Rank,
+    promised_blocks: u32,
+    found_tokens: u32,
+    prompt_tokens: Option<u32>,
+    #[serde(default)]
+    exact: bool,
+}
+
+impl From<OutcomeJson> for Outcome {
+    fn from(told: OutcomeJson) -> Self {
+        Self {
+            worker: told.worker,
+            rank: told.rank,
+            promised_blocks: told.promised_blocks,
+            found_tokens: told.found_tokens,
+            prompt_tokens: told.prompt_tokens,
+            exact: told.exact,
+        }
+    }
 }
 
 /// Answers `POST /v1/hints` with the number of hints that are kept.
@@ -68,7 +96,7 @@ pub(super) async fn outcomes(
     let index = shared.index()?;
     let report: OutcomesJson = payload.json(Unknown::Refused)?;
     let namespace = namespace_of(report.namespace, report.model, report.tenant)?;
-    let sent = OutcomeReport::new(report.outcomes);
+    let sent = OutcomeReport::new(report.outcomes.into_iter().map(Outcome::from).collect());
     let answer = match &*index.source {
         Source::Here(_) => {
             let counted = index.outcomes.take(&namespace, &sent, Instant::now());

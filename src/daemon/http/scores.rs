@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
+use kvatlas_core::wire::{Address, Rank, WorkerName, instance_among, is_pool};
 
 use crate::queries::FoundHolder;
 
@@ -24,6 +24,8 @@ pub(super) struct Scores {
     holders: Vec<FoundHolder>,
     /// Whether a holder that is not in the answer may still have leading blocks of the prompt.
     lacks_some: bool,
+    /// Name of the only worker, if the others were left out.
+    kept: Option<String>,
 }
 
 impl Scores {
@@ -37,6 +39,7 @@ impl Scores {
             block_size,
             holders,
             lacks_some,
+            kept: None,
         }
     }
 
@@ -56,9 +59,33 @@ impl Scores {
             holders,
             block_size: self.block_size,
         });
-        ranks
-            .filter_map(|ranks| Some((ranks.instance(), told(ranks)?)))
-            .collect()
+        let named =
+            ranks.filter_map(|ranks| Some((self.instance(&ranks.holders.first()?.id.worker), told(ranks)?)));
+        named.collect()
+    }
+
+    /// Returns the name of a worker in the answer. No two workers of the answer have the same name.
+    fn instance(&self, worker: &WorkerName) -> String {
+        if let Some(kept) = &self.kept {
+            return kept.clone();
+        }
+        instance_among(worker, &|other| {
+            self.holders
+                .binary_search_by(|holder| holder.id.worker.cmp(other))
+                .is_ok()
+        })
+    }
+
+    /// Leaves out all workers but the one that the answer calls `instance`.
+    pub(super) fn keep(&mut self, instance: &str) {
+        let is_kept: Vec<bool> = self
+            .holders
+            .iter()
+            .map(|holder| self.instance(&holder.id.worker) == instance)
+            .collect();
+        let mut is_kept = is_kept.into_iter();
+        self.holders.retain(|_| is_kept.next().unwrap_or_default());
+        self.kept = Some(instance.to_owned());
     }
 
     /// Returns `{INSTANCE: {RANK: n}}`, where `n` is the number of tokens on the device.
@@ -94,12 +121,6 @@ struct Ranks<'a> {
 }
 
 impl<'a> Ranks<'a> {
-    fn instance(&self) -> String {
-        self.holders
-            .first()
-            .map_or_else(String::new, |holder| instance_of_worker(&holder.id.worker))
-    }
-
     /// Returns the addresses of the ranks whose address is known.
     fn addresses(&self) -> BTreeMap<Rank, &'a Address> {
         let known = self.holders.iter();
@@ -175,7 +196,7 @@ impl Serialize for Figures<'_> {
 mod tests {
     use serde_json::json;
 
-    use kvatlas_core::wire::{HolderId, WorkerName};
+    use kvatlas_core::wire::HolderId;
 
     use super::*;
 

@@ -1,7 +1,6 @@
 //! `GET /workers`: the known workers, and how the engines of this process's bridge are followed.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
@@ -11,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::Scheme;
 use kvatlas_core::wire::{
-    Address, HolderStatusReply, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
+    Address, ErrorCode, HolderStatusReply, Labels, ModelKey, NamespaceName, Profile, Rank, WireError,
+    WorkerName, instance_among, is_pool, worker_of_instance,
 };
 
 use super::dialect::InstanceId;
@@ -24,6 +24,7 @@ const WORKERS_MAX: usize = 10_000;
 
 /// Parameters of `GET /workers`: the model and the routing group of the wanted workers.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct WorkerSelection {
     model_name: Option<String>,
     routing_group: Option<String>,
@@ -67,15 +68,10 @@ struct WorkerJson {
 }
 
 impl WorkerJson {
-    /// Returns the entry of a worker that has no ranks yet.
-    fn new(
-        (model, instance): (&ModelKey, &str),
-        source: &'static str,
-        status: &'static str,
-        block_size: u32,
-    ) -> Self {
+    /// Returns the entry of a worker that has no ranks yet, and no name: [`name_all`] gives it.
+    fn new(model: &ModelKey, source: &'static str, status: &'static str, block_size: u32) -> Self {
         Self {
-            instance_id: InstanceId::of_text(instance),
+            instance_id: InstanceId::Text(String::new()),
             source,
             status,
             model_name: model.model.clone(),
@@ -99,10 +95,27 @@ impl WorkerJson {
     }
 }
 
-/// Entries of workers, by model and instance.
-type Workers = BTreeMap<(ModelKey, String), WorkerJson>;
+/// Entries of workers, by namespace and worker.
+type Workers = BTreeMap<(NamespaceName, WorkerName), WorkerJson>;
 
-/// Answers `GET /workers` with at most [`WORKERS_MAX`] workers, ordered by model and instance.
+/// Returns the key of an instance's entry. `None` if no worker can have its name, so that it is not followed either.
+fn key_of(model: &ModelKey, instance: &str) -> Option<(NamespaceName, WorkerName)> {
+    Some((model.namespace().ok()?, worker_of_instance(instance).ok()?))
+}
+
+/// Gives each worker the name by which gateways call it.
+fn name_all(workers: &mut Workers) {
+    let named = |(namespace, worker): &(NamespaceName, WorkerName)| {
+        let is_known = |other: &WorkerName| workers.contains_key(&(namespace.clone(), other.clone()));
+        InstanceId::of_text(&instance_among(worker, &is_known))
+    };
+    let names: Vec<InstanceId> = workers.keys().map(named).collect();
+    for (worker, name) in workers.values_mut().zip(names) {
+        worker.instance_id = name;
+    }
+}
+
+/// Answers `GET /workers` with all workers, at most [`WORKERS_MAX`], ordered by namespace and worker.
 pub(super) async fn workers(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<WorkerSelection>, QueryRejection>,
@@ -130,8 +143,22 @@ pub(super) async fn workers(
     if let Some(index) = index {
         add_known(&mut workers, index, is_wanted).await?;
     }
-    let listed: Vec<&WorkerJson> = workers.values().take(WORKERS_MAX).collect();
+    check_count(&workers)?;
+    name_all(&mut workers);
+    let listed: Vec<&WorkerJson> = workers.values().collect();
     Ok(json_response(&listed, None))
+}
+
+/// Checks that there are not too many workers for one answer. A list that was cut could hide workers.
+fn check_count(workers: &Workers) -> Result<(), WireError> {
+    if workers.len() <= WORKERS_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "there are {} workers, a list has at most {WORKERS_MAX}; ask for one model, or the admin listener for /workers",
+        workers.len()
+    );
+    Err(WireError::new(ErrorCode::TooLarge, text))
 }
 
 /// Returns the name of an endpoint's transport. It is `grpc`, `http` or `nats` if the endpoint's address has such a
@@ -151,10 +178,12 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
         status,
         last_error,
     } = state;
-    let key = (engine.key.model.clone(), engine.key.instance.clone());
-    let worker = workers.entry(key).or_insert_with_key(|(model, instance)| {
+    let Some(key) = key_of(&engine.key.model, &engine.key.instance) else {
+        return;
+    };
+    let worker = workers.entry(key).or_insert_with(|| {
         let source = source_of(&engine.endpoint);
-        WorkerJson::new((model, instance), source, status.as_str(), engine.block_size)
+        WorkerJson::new(&engine.key.model, source, status.as_str(), engine.block_size)
     });
     worker.note_profile(engine.key.rank, engine.profile);
     if status == EngineStatus::Lost {
@@ -179,6 +208,9 @@ fn add_server(workers: &mut Workers, state: ServerState) {
     let ServerState {
         server, last_error, ..
     } = state;
+    let Some(key) = key_of(&model, &server.instance) else {
+        return;
+    };
     let status = EngineStatus::Pending.as_str();
     let listener = Listener {
         endpoint: server.url.clone(),
@@ -186,11 +218,11 @@ fn add_server(workers: &mut Workers, state: ServerState) {
         last_error,
     };
     let (source, size) = (source_of(&server.url), server.block_size.unwrap_or_default());
-    let mut worker = WorkerJson::new((&model, &server.instance), source, status, size);
+    let mut worker = WorkerJson::new(&model, source, status, size);
     worker.endpoints.insert(0, server.url);
     worker.listeners.insert(0, listener);
     worker.note_profile(0, server.profile);
-    workers.entry((model, server.instance)).or_insert(worker);
+    workers.entry(key).or_insert(worker);
 }
 
 /// Adds the workers that the index knows, each with its state.
@@ -211,39 +243,26 @@ async fn add_known(
             if is_pool(&holder.worker) {
                 continue;
             }
-            let who = (&model, instance_of_worker(&holder.worker));
-            if let Some(worker) = add_rank(workers, WORKERS_MAX, who, status.block_size, holder.exact) {
-                let HolderStatusReply { address, labels, .. } = holder;
-                worker.note_profile(holder.rank, Profile { address, labels });
-            }
+            let who = (&model, (name.clone(), holder.worker.clone()));
+            let worker = add_rank(workers, who, status.block_size, holder.exact);
+            let HolderStatusReply { address, labels, .. } = holder;
+            worker.note_profile(holder.rank, Profile { address, labels });
         }
     }
     Ok(())
 }
 
 /// Adds a rank to its worker, and returns the worker's entry.
-///
-/// A new worker is added only while fewer than `workers_max` workers are listed. Otherwise the result is `None`. A
-/// listed worker gets all its ranks, even when no new worker is added any more, because a missing rank could hide a
-/// doubt.
 fn add_rank<'w>(
     workers: &'w mut Workers,
-    workers_max: usize,
-    (model, instance): (&ModelKey, String),
+    (model, key): (&ModelKey, (NamespaceName, WorkerName)),
     block_size: u32,
     is_exact: bool,
-) -> Option<&'w mut WorkerJson> {
-    let has_room = workers.len() < workers_max;
-    let worker = match workers.entry((model.clone(), instance)) {
-        Entry::Occupied(known) => known.into_mut(),
-        Entry::Vacant(_) if !has_room => return None,
-        Entry::Vacant(place) => {
-            let worker = WorkerJson::new((model, &place.key().1), "nats", "active", block_size);
-            place.insert(worker)
-        }
-    };
+) -> &'w mut WorkerJson {
+    let entry = workers.entry(key);
+    let worker = entry.or_insert_with(|| WorkerJson::new(model, "nats", "active", block_size));
     worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);
-    Some(worker)
+    worker
 }
 
 #[cfg(test)]
@@ -251,13 +270,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_is_as_exact_as_its_last_rank_where_there_is_no_room_for_others() {
+    fn a_list_is_whole_or_refused() {
         let model = ModelKey::new("m");
         let mut workers = Workers::new();
-        for (instance, is_exact) in [("1", true), ("2", true), ("3", true), ("1", false)] {
-            add_rank(&mut workers, 2, (&model, instance.to_owned()), 16, is_exact);
+        for number in 0..WORKERS_MAX {
+            let key = key_of(&model, &number.to_string()).unwrap();
+            add_rank(&mut workers, (&model, key), 16, true);
         }
-        let exact: Vec<_> = workers.values().map(|worker| worker.exact).collect();
-        assert_eq!(exact, [Some(false), Some(true)]);
+        assert!(check_count(&workers).is_ok());
+        let key = key_of(&model, "another").unwrap();
+        add_rank(&mut workers, (&model, key.clone()), 16, true);
+        assert!(check_count(&workers).is_err());
+        // One rank in doubt is enough.
+        assert_eq!(
+            add_rank(&mut workers, (&model, key), 16, false).exact,
+            Some(false)
+        );
     }
 }

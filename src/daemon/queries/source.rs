@@ -181,14 +181,14 @@ impl Source {
         }
     }
 
-    /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, finds only that worker's holders.
+    /// Finds all holders of a prefix of `key` in the namespace `name`. With `workers`, finds only these workers' holders.
     pub(crate) async fn find(
         &self,
         name: &NamespaceName,
         key: &QueryKey,
-        worker: Option<&WorkerName>,
+        workers: Option<Vec<WorkerName>>,
     ) -> Result<Found, WireError> {
-        let query = dialect_query(key, worker);
+        let query = dialect_query(key, workers);
         let (reply, depth) = match self {
             Self::Here(index) => (index.answerer.answer_unsorted(name, &query)?, index.dialect_depth),
             Self::Shards(shards) => (shards.ask_one(name, query).await?, shards.dialect_depth),

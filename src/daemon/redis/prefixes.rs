@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, instance_of_worker, is_pool};
+use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, WorkerName, instance_among, is_pool};
 
 use crate::queries::{Found, FoundHolder, Misses, Source};
 use kvatlas_process::admin::Readiness;
@@ -233,7 +233,7 @@ fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     let mut reaches: HashMap<String, [u32; TIERS.len()]> = HashMap::new();
     for holder in holders.iter().filter(|holder| !is_pool(&holder.id.worker)) {
         let Some(certain) = holder.certain() else { continue };
-        let known = reaches.entry(pod_of(holder)).or_default();
+        let known = reaches.entry(pod_of(holder, holders)).or_default();
         *known = certain.reach().max(*known);
     }
     let held = reaches.into_iter().map(|(pod, [depth, device, with_host])| {
@@ -252,10 +252,11 @@ fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
 }
 
 /// Returns llm-d's name of a worker: the `IP:PORT` to which its requests go. If no address is known, returns the
-/// worker's own name. llm-d writes an IPv6 address without brackets.
-fn pod_of(holder: &FoundHolder) -> String {
+/// worker's own name among the `holders`. llm-d writes an IPv6 address without brackets.
+fn pod_of(holder: &FoundHolder, holders: &[FoundHolder]) -> String {
     let Some(address) = &holder.address else {
-        return instance_of_worker(&holder.id.worker);
+        let is_known = |worker: &WorkerName| holders.iter().any(|other| other.id.worker == *worker);
+        return instance_among(&holder.id.worker, &is_known);
     };
     let address = address.as_str();
     let bare = address.split_once("://").map_or(address, |(_, bare)| bare);
@@ -272,7 +273,7 @@ fn in_reply(text: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{Address, HolderId, WorkerName, worker_of_instance};
+    use kvatlas_core::wire::{Address, HolderId, worker_of_instance};
 
     use super::*;
 
@@ -293,7 +294,7 @@ mod tests {
         let called = |name: &str, address: &str| {
             let mut holder = holder(name, 0, [1, 1], 1, true);
             holder.address = Address::new(address).ok();
-            pod_of(&holder)
+            pod_of(&holder, &[])
         };
         assert_eq!(called("vllm-0", "10.0.0.1:8000"), "10.0.0.1:8000");
         assert_eq!(called("vllm-0", "http://10.0.0.1:8000/v1"), "10.0.0.1:8000");
@@ -305,6 +306,18 @@ mod tests {
         let mut replies = ReplyBuffer::default();
         part.reply(place, &[b"guess"][..0], &mut replies);
         String::from_utf8(replies.bytes().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn pods_of_two_workers_are_told_apart() {
+        let holders = ["gpu_0", "gpu_u0"].map(|name| FoundHolder {
+            id: HolderId {
+                worker: WorkerName::new(name).unwrap(),
+                rank: 0,
+            },
+            ..holder("x", 0, [1, 1], 1, true)
+        });
+        assert_eq!(pods(&holders).len(), 2);
     }
 
     #[test]

@@ -7,7 +7,7 @@ label_values! {
     DynamoOutcome: "outcome" {
         /// The router has its answer.
         Answered => "answered",
-        /// The request cannot be read.
+        /// The request cannot be read, or asks for an endpoint that is not served.
         Unreadable => "unreadable",
         /// The answer could not be sent to the router, or not in time.
         NotTaken => "not_taken",

@@ -277,12 +277,36 @@ fn contradictions_are_refused() {
         json!({"tokens": [1], "sequence_hashes": [1]}),
         json!({"queries": [], "tokens": [1]}),
         json!({"queries": [{}]}),
+        json!({"block_hashes": [1], "cache_salt": "s"}),
+        json!({"queries": [{"sequence_hashes": [1], "lora_name": "a"}]}),
         json!({"sequence_hashes": [1], "positions": [5], "explain": true}),
         json!({"sequence_hashes": [1], "positions": [5], "tiers": true}),
         json!({"sequence_hashes": [1], "positions": [5], "predicted": true}),
     ] {
         assert_refused!(decode_query(&request), DecodeError::Combination(_));
     }
+    for (field, value) in [
+        ("lora_name", json!("a")),
+        ("cache_salt", json!("s")),
+        ("positions", json!([0])),
+        ("token_count", json!(9)),
+        ("workers", json!(["w"])),
+        ("limit", json!(1)),
+        ("min_blocks", json!(2)),
+        ("explain", json!(true)),
+        ("tiers", json!(true)),
+        ("predicted", json!(true)),
+    ] {
+        let request = |queries: &[serde_json::Value]| json!({"queries": queries, field: value});
+        let decoded = decode_query(&request(&[json!({"tokens": [1]})]));
+        assert!(
+            matches!(decoded, Err(DecodeError::Combination(_))),
+            "{field}: {decoded:?}"
+        );
+    }
+    // A nil stands for an absent field, and the contract may get fields that are not known yet.
+    let nil = json!({"queries": [{"block_hashes": [1], "cache_salt": null}], "lora_name": null, "limit": null, "x": 1});
+    assert!(matches!(decode_query(&nil), Ok(QueryRequest::Batch(_))));
     for request in [
         json!({"tokens": [1], "positions": [0]}),
         json!({"sequence_hashes": [1, 2], "positions": [5]}),

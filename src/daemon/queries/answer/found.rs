@@ -131,8 +131,8 @@ impl Found {
 }
 
 /// Returns the query of a listener in another protocol: all holders of a prefix of `key`, with their depths in each
-/// tier. With `worker`, only that worker's holders.
-pub(crate) fn dialect_query(key: &QueryKey, worker: Option<&WorkerName>) -> SingleQuery {
+/// tier. With `workers`, only these workers' holders.
+pub(crate) fn dialect_query(key: &QueryKey, workers: Option<Vec<WorkerName>>) -> SingleQuery {
     SingleQuery {
         // Clients of the dialects subtract a prompt's last token themselves. So the prompt is asked for as one token
         // longer here.
@@ -141,7 +141,7 @@ pub(crate) fn dialect_query(key: &QueryKey, worker: Option<&WorkerName>) -> Sing
             _ => None,
         },
         options: QueryOptions {
-            workers: worker.map(|worker| vec![worker.clone()]),
+            workers,
             tiers: true,
             ..QueryOptions::default()
         },
