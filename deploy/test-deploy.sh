@@ -17,7 +17,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 check_scripts() {
     # Each file is checked as the script that it is; what they import lies beside compose.yaml.
-    MYPYPATH=deploy/compose:deploy "$python" -m mypy --cache-dir .tools/mypy/deploy --strict deploy/compose/*.py deploy/drill.py deploy/licences.py deploy/lint-circles.py deploy/lint-errors.py deploy/lint-words.py deploy/prometheus/annotate.py deploy/sbom.py deploy/scenario-healthy.py deploy/sizing.py deploy/test-*.py
+    MYPYPATH=deploy/compose:deploy "$python" -m mypy --cache-dir .tools/mypy/deploy --strict deploy/compose/*.py deploy/drill.py deploy/licences.py deploy/lint-circles.py deploy/lint-errors.py deploy/lint-locks.py deploy/lint-words.py deploy/prometheus/annotate.py deploy/sbom.py deploy/scenario-healthy.py deploy/sizing.py deploy/test-*.py
     if has shellcheck; then
         shellcheck --external-sources deploy/test*.sh deploy/scenario-*.sh deploy/release.sh deploy/wheel.sh deploy/demo.sh deploy/compose/env.sh deploy/container/build.sh deploy/debian/build.sh deploy/debian/p*
     else

@@ -20,7 +20,8 @@ if python3 -c '' 2>/dev/null; then
     deploy/lint-names.py || outcome=1
     deploy/lint-circles.py || outcome=1
     deploy/lint-errors.py || outcome=1
+    deploy/lint-locks.py || outcome=1
 else
-    skip "there is no python3 for deploy/lint-words.py, deploy/lint-names.py, deploy/lint-circles.py and deploy/lint-errors.py"
+    skip "there is no python3 for deploy/lint-words.py, deploy/lint-names.py, deploy/lint-circles.py, deploy/lint-errors.py and deploy/lint-locks.py"
 fi
 exit "$outcome"
