@@ -82,6 +82,9 @@ pub(super) struct PublisherShared {
 
 /// Publishes the events of one holder, and answers daemons that miss batches or blocks. See the [module](super).
 ///
+/// Calls take effect in the order in which they return. Calls that run at the same time, in several tasks, have no order:
+/// a caller that begins an epoch or says goodbye first waits for its other calls.
+///
 /// Dropping the publisher publishes the queued events and then ends in silence, as if the engine had died. Daemons keep
 /// the blocks until the holder counts as gone. To leave in good order, call [`say_goodbye`](Self::say_goodbye).
 #[derive(Debug)]

@@ -325,7 +325,7 @@ macro_rules! query_fields {
 
             /// Whether any field of a query is set. A nil counts as absent.
             fn asks_something(&self) -> bool {
-                $(self.$key.as_ref().is_some_and(|value| !value.is_nil()))||+
+                $(self.$key.as_ref().is_some_and(|value| !value.is_void()))||+
             }
         }
     };
@@ -414,7 +414,7 @@ impl QueryFields {
 
     fn take_key(&mut self) -> Result<QueryKey, DecodeError> {
         let (lora_name, cache_salt) = (self.lora_name.take().flatten(), self.cache_salt.take().flatten());
-        let names_content = lora_name.is_some() || cache_salt.is_some();
+        let names_content = [&lora_name, &cache_salt].into_iter().any(|text| !text.is_void());
         match (
             self.tokens.take(),
             self.block_hashes.take(),

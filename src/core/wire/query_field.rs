@@ -41,8 +41,8 @@ pub(super) trait FieldValue: Sized {
     /// message.
     fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError>;
 
-    /// Whether the value is a nil, which stands for an absent field.
-    fn is_nil(&self) -> bool {
+    /// Whether the value means the same as an absent field: a nil, an empty text, `false` or 0.
+    fn is_void(&self) -> bool {
         false
     }
 }
@@ -127,13 +127,13 @@ impl FieldValue for Option<String> {
         Ok(bytes)
     }
 
-    fn is_nil(&self) -> bool {
-        self.is_none()
+    fn is_void(&self) -> bool {
+        self.as_deref().is_none_or(str::is_empty)
     }
 }
 
 macro_rules! small_field {
-    ($type:ty, $kind:ident, $read:ident, $is_nil:expr) => {
+    ($type:ty, $kind:ident, $read:ident, $is_void:expr) => {
         impl FieldValue for $type {
             const KIND: FieldKind = FieldKind::$kind;
 
@@ -149,13 +149,13 @@ macro_rules! small_field {
                 Ok(size_of::<$type>())
             }
 
-            fn is_nil(&self) -> bool {
-                $is_nil(self)
+            fn is_void(&self) -> bool {
+                $is_void(self)
             }
         }
     };
 }
 
 small_field!(Option<u64>, Number, optional_unsigned, Option::is_none);
-small_field!(u32, Number32, unsigned_32, |_| false);
-small_field!(bool, Flag, boolean, |_| false);
+small_field!(u32, Number32, unsigned_32, |number: &u32| *number == 0);
+small_field!(bool, Flag, boolean, |flag: &bool| !*flag);

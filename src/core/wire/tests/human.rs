@@ -287,4 +287,8 @@ fn every_fault_of_a_query_is_named() {
     assert!(matches!(batch, QueryRequest::Batch(queries) if queries.len() == 1));
     let both = serde_json::from_str::<QueryRequest>(r#"{"queries":[],"tokens":[1]}"#).unwrap_err();
     assert!(both.to_string().contains("not both"), "{both}");
+    // These values mean the same as an absent field.
+    let void = r#"{"queries":[],"lora_name":"","cache_salt":null,"explain":false,"min_blocks":0}"#;
+    assert!(serde_json::from_str::<QueryRequest>(void).is_ok());
+    assert!(query(r#"{"block_hashes":[1],"lora_name":"","cache_salt":null}"#).is_ok());
 }
