@@ -18,11 +18,17 @@ use super::{Role, greeting, pong, ready};
 const UNSENT_BYTES_MAX: usize = 4096;
 
 /// Silence after which the system asks whether the peer's machine is still there, and the pause between such questions.
-const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// A connection outlives a shorter break of the network, after which TCP brings what was sent meanwhile.
+const PROBE_AFTER: Duration = Duration::from_secs(3);
 /// Number of unanswered questions after which the connection breaks.
 const PROBES_MAX: u32 = 3;
+/// Time after which a connection breaks while the peer's machine does not confirm what was sent to it. The system asks no
+/// questions meanwhile. A publisher's connection has no such limit.
+#[cfg(target_os = "linux")]
+const UNCONFIRMED_MAX: Duration = Duration::from_secs(12);
 
-/// A connection, until it breaks. It also breaks a few seconds after the peer's machine has vanished.
+/// A connection, until it breaks. It also breaks some seconds after the peer's machine has vanished. A publisher's
+/// connection with unconfirmed messages stays until TCP gives up.
 #[derive(Debug)]
 pub(in super::super) struct PeerConnection {
     reader: ZmtpReader<OwnedReadHalf>,
@@ -35,7 +41,7 @@ impl PeerConnection {
     /// Shakes hands with the peer of a new stream, whether this side or the peer has made the connection.
     pub(in super::super) async fn open(stream: TcpStream, role: Role) -> Result<Self, ReadError> {
         stream.set_nodelay(true)?;
-        keep_alive(&stream)?;
+        keep_alive(&stream, role)?;
         let (source, mut writer) = stream.into_split();
         let mut reader = ZmtpReader::new(source, role.limits());
         writer.write_all(&greeting()).await?;
@@ -84,14 +90,20 @@ impl PeerConnection {
     }
 }
 
-/// Has the system ask at short intervals whether the peer's machine is still there. A subscriber sends nothing, so it
-/// would never notice that its peer's machine has vanished.
-fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+/// Has the system ask at short intervals whether the peer's machine is still there. A subscriber sends hardly anything,
+/// so it would never notice that its peer's machine has vanished.
+fn keep_alive(stream: &TcpStream, role: Role) -> io::Result<()> {
     let keepalive = TcpKeepalive::new()
         .with_time(PROBE_AFTER)
         .with_interval(PROBE_AFTER)
         .with_retries(PROBES_MAX);
-    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+    let socket = SockRef::from(stream);
+    // A publisher's peer may read late, and then confirms nothing for a while.
+    #[cfg(target_os = "linux")]
+    if role != Role::Publisher {
+        socket.set_tcp_user_timeout(Some(UNCONFIRMED_MAX))?;
+    }
+    socket.set_tcp_keepalive(&keepalive)
 }
 
 #[cfg(test)]
@@ -113,6 +125,11 @@ mod tests {
             PeerConnection::open(stream, Role::Subscriber).await.unwrap()
         };
         let (publisher, subscriber) = tokio::join!(publisher, subscriber);
+        #[cfg(target_os = "linux")]
+        let timeouts = [&publisher, &subscriber].map(|connection| {
+            let socket = SockRef::from(connection.writer.as_ref());
+            socket.tcp_user_timeout().unwrap()
+        });
         for connection in [publisher, subscriber] {
             let socket = SockRef::from(connection.writer.as_ref());
             assert!(socket.keepalive().unwrap());
@@ -120,5 +137,7 @@ mod tests {
             assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_AFTER);
             assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBES_MAX);
         }
+        #[cfg(target_os = "linux")]
+        assert_eq!(timeouts, [None, Some(UNCONFIRMED_MAX)]);
     }
 }

@@ -5,20 +5,20 @@ use kvatlas_core::wire::Tier;
 use kvatlas_engines::{Format, Reason, Translation, Translator, TranslatorSettings, Untold};
 use serde_json::{Value, json};
 
-use crate::common::{Naive, contract_chain, decode, restarted, translator};
+use crate::common::{Naive, contract_chain, decode, translator};
 
-const SIZE: u32 = 4;
+pub(crate) const SIZE: u32 = 4;
 
 /// One engine, and the blocks that a daemon knows from the engine's events.
-struct Followed {
+pub(crate) struct Followed {
     format: Format,
-    translator: Translator,
+    pub(crate) translator: Translator,
     naive: Naive,
     last: Translation,
 }
 
 impl Followed {
-    fn new(format: Format) -> Self {
+    pub(crate) fn new(format: Format) -> Self {
         Self::with(format, translator(SIZE))
     }
 
@@ -31,7 +31,7 @@ impl Followed {
         }
     }
 
-    fn hear(&mut self, events: &[Value]) -> Option<Reason> {
+    pub(crate) fn hear(&mut self, events: &[Value]) -> Option<Reason> {
         let payload = match self.format {
             Format::Dynamo | Format::TensorRt => json!(events),
             _ => json!([1.5, events, 0]),
@@ -43,7 +43,7 @@ impl Followed {
         self.translator.doubt()
     }
 
-    fn blocks(&self) -> usize {
+    pub(crate) fn blocks(&self) -> usize {
         self.naive.blocks(0).len()
     }
 }
@@ -52,7 +52,7 @@ fn tokens(first: u32, count: u32) -> Vec<u32> {
     (first..first + count).collect()
 }
 
-fn stored(names: &[u64], parent: Option<u64>, first: u32, size: u32) -> Value {
+pub(crate) fn stored(names: &[u64], parent: Option<u64>, first: u32, size: u32) -> Value {
     let count = u32::try_from(names.len()).unwrap() * size;
     json!({
         "type": "BlockStored", "block_hashes": names, "parent_block_hash": parent,
@@ -60,7 +60,7 @@ fn stored(names: &[u64], parent: Option<u64>, first: u32, size: u32) -> Value {
     })
 }
 
-fn with(mut event: Value, fields: Value) -> Value {
+pub(crate) fn with(mut event: Value, fields: Value) -> Value {
     let Value::Object(fields) = fields else {
         panic!("fields are an object")
     };
@@ -68,7 +68,7 @@ fn with(mut event: Value, fields: Value) -> Value {
     event
 }
 
-fn removed(names: &[u64]) -> Value {
+pub(crate) fn removed(names: &[u64]) -> Value {
     json!({"type": "BlockRemoved", "block_hashes": names, "medium": "GPU"})
 }
 
@@ -419,29 +419,6 @@ fn a_child_has_its_parents_adapter() {
     );
     let chain = contract_chain(&tokens(0, 8), SIZE, Some("a"), Some("s"));
     assert_eq!(salted.naive.blocks(0), chain.into_iter().collect());
-}
-
-#[test]
-fn one_content_under_two_names_is_in_doubt_until_it_has_gone() {
-    let mut engine = Followed::new(Format::Sglang);
-    engine.hear(&[stored(&[1, 2], None, 0, SIZE)]);
-    assert_eq!(
-        engine.hear(&[stored(&[11, 12], None, 0, SIZE)]),
-        Some(Reason::HiddenKey)
-    );
-    assert_eq!(engine.hear(&[removed(&[1])]), Some(Reason::HiddenKey));
-    assert_eq!(engine.blocks(), 2);
-    // Neither prefix has both blocks now.
-    assert_eq!(engine.hear(&[removed(&[12])]), Some(Reason::HiddenKey));
-    assert_eq!(engine.blocks(), 2);
-    let settings = TranslatorSettings {
-        block_size: BlockSize::new(SIZE).unwrap(),
-        ..TranslatorSettings::for_format(Format::Sglang)
-    };
-    engine.translator = restarted(&engine.translator, settings);
-    assert_eq!(engine.hear(&[removed(&[2])]), Some(Reason::HiddenKey));
-    assert_eq!(engine.hear(&[removed(&[11])]), None);
-    assert_eq!((engine.blocks(), engine.translator.names()), (0, 0));
 }
 
 /// Settings of an engine of `format`.

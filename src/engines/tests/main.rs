@@ -15,6 +15,7 @@ mod fixtures;
 mod forms;
 mod fuzz;
 mod groups;
+mod hidden_keys;
 mod mirror;
 mod oracle;
 mod plane;

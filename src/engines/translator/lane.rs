@@ -67,7 +67,7 @@ pub(super) struct GroupLane {
     held: Vec<BlockNameCounts>,
     /// The mixed blocks: those that have had two names at one time. The engine then tells two blocks apart by something
     /// that its events do not tell. For which of the two a name stands is unknown, even if the other name has gone. The
-    /// value tells whether the block has had two names on the device since it was not there.
+    /// value tells whether the block has had two names on the device. A block is mixed until it is in no tier.
     mixed: HashMap<ChainSlot, bool>,
     /// For each tier, the number of mixed blocks there. On the device, only those count that have had two names there.
     mixed_in: PerTier<usize>,
@@ -273,9 +273,7 @@ impl GroupLane {
             let names = &mut held.names_in[tier];
             *names = names.saturating_add(1);
             match *names {
-                1 if tier != TierIndex::DEVICE => {
-                    self.mixed_in[tier] += usize::from(self.mixed.contains_key(&slot));
-                }
+                1 => self.mixed_in[tier] += usize::from(self.is_mixed_in(slot, tier)),
                 2.. if tier == TierIndex::DEVICE => self.mix_on_device(slot),
                 _ => {}
             }
@@ -303,13 +301,15 @@ impl GroupLane {
         }
     }
 
+    /// Whether the block counts as mixed in the tier, if it is there.
+    fn is_mixed_in(&self, slot: ChainSlot, tier: TierIndex) -> bool {
+        let mixed = self.mixed.get(&slot);
+        mixed.is_some_and(|on_device| tier != TierIndex::DEVICE || *on_device)
+    }
+
     /// Notes that the block has gone from the tier.
     fn unmix(&mut self, slot: ChainSlot, tier: TierIndex) {
-        let Some(on_device) = self.mixed.get_mut(&slot) else {
-            return;
-        };
-        let was_counted = tier != TierIndex::DEVICE || std::mem::take(on_device);
-        self.mixed_in[tier] -= usize::from(was_counted);
+        self.mixed_in[tier] -= usize::from(self.is_mixed_in(slot, tier));
         if !self.holds_anywhere(slot) {
             self.mixed.remove(&slot);
         }
@@ -345,8 +345,8 @@ impl GroupLane {
                 .get_mut(slot.place())
                 .map(|held| &mut held.names_in[tier]);
             if let Some(names) = names {
-                *names = names.saturating_sub(1);
-                if *names == 0 {
+                let before = std::mem::replace(names, names.saturating_sub(1));
+                if before == 1 {
                     self.unmix(slot, tier);
                 }
             }
