@@ -720,6 +720,17 @@ async fn a_worker_that_is_called_as_another_instance_keeps_its_own_blocks() {
     let of_two: Vec<_> = events.filter(|event| event["instance_id"] == "gpu_u0").collect();
     assert_eq!(of_two.len(), 1);
     assert_eq!(of_two[0]["sequence_hashes"].as_array().unwrap().len(), 1);
+    // A name stands for the same worker where only one of them has the prompt.
+    let other = hashes(1 << 40, 1);
+    let event = Event::Stored(StoredBlocks::by_sequence(None, None, other.clone()));
+    site.tell_of(WorkerName::new("gpu_u0").unwrap(), 0, Tier::DEVICE, event, 2)
+        .await;
+    for (instance, figures) in [("gpu_0", json!(null)), ("gpu_u0", json!(16))] {
+        let asked = json!({"model": MODEL, "seq_hashes": other, "block_size": 16, "instance_id": instance});
+        let answer = site.post("/query_by_hash", asked).await;
+        let known = &answer.json()["default"][instance]["longest_matched"];
+        assert_eq!((answer.is_exact(), known), (true, &figures), "{instance}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
