@@ -320,6 +320,9 @@ async fn a_lookup_of_lmcache_has_to_name_one_of_several_models() {
     assert_eq!(refused.status, 400);
     let text = "several models are known; send model, and tenant_id if it has one";
     assert_eq!(refused.json()["error"], text);
+    // The default tenant is none.
+    let default = json!({"tokens": tokens(5), "tenant_id": "default"});
+    assert_eq!(site.post("/lookup", default).await.json()["error"], text);
     let named = json!({"tokens": tokens(5), "model": MODEL});
     assert_eq!(layout(&mut site, &named).await.0["7"], json!(["GPU", 48]));
     let other = json!({"tokens": tokens(5), "model": "other"});

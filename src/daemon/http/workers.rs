@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::Scheme;
@@ -28,6 +29,9 @@ const WORKERS_MAX: usize = 10_000;
 pub(super) struct WorkerSelection {
     model_name: Option<String>,
     routing_group: Option<String>,
+    /// Accepted and ignored, as in bodies of Dynamo's dialect.
+    #[serde(rename = "tenant_id")]
+    _tenant_id: Option<IgnoredAny>,
 }
 
 /// State of the connection over which the bridge receives the events of one rank.
@@ -290,6 +294,20 @@ mod tests {
     use kvatlas_process::registry::{BesideEvents, Discovered, NewServer};
 
     use super::*;
+
+    #[test]
+    fn a_tenant_in_the_parameters_is_ignored_and_a_mistake_is_refused() {
+        let read = |query: &str| {
+            let uri = format!("/workers?model_name=m&{query}").parse().unwrap();
+            Query::<WorkerSelection>::try_from_uri(&uri).map(|query| query.0.routing_group)
+        };
+        assert_eq!(read("tenant_id=acme").unwrap(), None);
+        assert_eq!(
+            read("tenant_id=acme&routing_group=g").unwrap().as_deref(),
+            Some("g")
+        );
+        assert!(read("tenant=acme").is_err());
+    }
 
     #[test]
     fn servers_that_have_not_answered_are_listed_with_and_without_a_model() {
