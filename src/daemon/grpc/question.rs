@@ -105,8 +105,8 @@ impl Certain {
         }
     }
 
-    /// Names the workers. `is_known` tells whether there is a worker, also one that has nothing of the prompt: it decides
-    /// by which name another worker goes.
+    /// Names the workers. `is_known` tells whether there is a worker, also one that has nothing of the prompt: it
+    /// decides by which name another worker goes.
     fn name_all(&mut self, is_known: impl Fn(&WorkerName) -> bool) {
         let workers = || self.workers.iter().map(|holder| &holder.id.worker);
         let found = LazyCell::new(|| workers().collect::<HashSet<_>>());

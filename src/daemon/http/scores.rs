@@ -30,8 +30,8 @@ pub(super) struct Scores {
 }
 
 impl Scores {
-    /// Makes an answer of `holders`. `is_known` tells whether there is a worker, also one that has nothing of the prompt:
-    /// it decides by which name another worker goes.
+    /// Makes an answer of `holders`. `is_known` tells whether there is a worker, also one that has nothing of the
+    /// prompt: it decides by which name another worker goes.
     pub(super) fn new(
         block_size: u32,
         mut holders: Vec<FoundHolder>,

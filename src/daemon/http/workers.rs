@@ -102,8 +102,8 @@ impl WorkerJson {
 /// Entries of workers, by namespace and worker.
 type Workers = BTreeMap<(NamespaceName, WorkerName), WorkerJson>;
 
-/// Returns the key of an instance's entry. `None` if the model or the instance makes no name, such as the empty model of
-/// a server that was registered without one.
+/// Returns the key of an instance's entry. `None` if the model or the instance makes no name, such as the empty model
+/// of a server that was registered without one.
 fn key_of(model: &ModelKey, instance: &str) -> Option<(NamespaceName, WorkerName)> {
     Some((model.namespace().ok()?, worker_of_instance(instance).ok()?))
 }
