@@ -320,6 +320,9 @@ async fn a_lookup_of_lmcache_has_to_name_one_of_several_models() {
     assert_eq!(refused.status, 400);
     let text = "several models are known; send model, and tenant_id if it has one";
     assert_eq!(refused.json()["error"], text);
+    // The default tenant is none.
+    let default = json!({"tokens": tokens(5), "tenant_id": "default"});
+    assert_eq!(site.post("/lookup", default).await.json()["error"], text);
     let named = json!({"tokens": tokens(5), "model": MODEL});
     assert_eq!(layout(&mut site, &named).await.0["7"], json!(["GPU", 48]));
     let other = json!({"tokens": tokens(5), "model": "other"});
@@ -720,6 +723,17 @@ async fn a_worker_that_is_called_as_another_instance_keeps_its_own_blocks() {
     let of_two: Vec<_> = events.filter(|event| event["instance_id"] == "gpu_u0").collect();
     assert_eq!(of_two.len(), 1);
     assert_eq!(of_two[0]["sequence_hashes"].as_array().unwrap().len(), 1);
+    // A name stands for the same worker where only one of them has the prompt.
+    let other = hashes(1 << 40, 1);
+    let event = Event::Stored(StoredBlocks::by_sequence(None, None, other.clone()));
+    site.tell_of(WorkerName::new("gpu_u0").unwrap(), 0, Tier::DEVICE, event, 2)
+        .await;
+    for (instance, figures) in [("gpu_0", json!(null)), ("gpu_u0", json!(16))] {
+        let asked = json!({"model": MODEL, "seq_hashes": other, "block_size": 16, "instance_id": instance});
+        let answer = site.post("/query_by_hash", asked).await;
+        let known = &answer.json()["default"][instance]["longest_matched"];
+        assert_eq!((answer.is_exact(), known), (true, &figures), "{instance}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

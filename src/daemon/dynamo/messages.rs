@@ -95,6 +95,16 @@ pub(super) enum MessageError {
     Transport(String),
 }
 
+/// Maximum number of characters of an endpoint's path that an error repeats.
+const PATH_CHARACTERS_MAX: usize = 64;
+
+impl MessageError {
+    /// Returns the error for a path at which nothing is served.
+    pub(super) fn endpoint(path: &str) -> Self {
+        Self::Endpoint(path.chars().take(PATH_CHARACTERS_MAX).collect())
+    }
+}
+
 /// Splits a message into header and body, after a check of lengths and checksum.
 fn parts(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     let (head, rest) = message
@@ -196,6 +206,13 @@ mod tests {
             component: "dynamo.backend".parse().unwrap(),
             id: 0xab_cdef,
         }
+    }
+
+    #[test]
+    fn an_error_repeats_the_beginning_of_a_path() {
+        let told = |length| MessageError::endpoint(&"ä".repeat(length)).to_string();
+        assert!(told(64).contains(&"ä".repeat(64)));
+        assert_eq!(told(4096), told(64));
     }
 
     #[test]

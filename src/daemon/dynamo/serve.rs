@@ -203,7 +203,7 @@ impl Service {
         let asked = read_request(&message).inspect_err(log_unreadable).ok()?;
         drop(message);
         let tenant = self.tenants.get(&endpoint);
-        let tenant = tenant.ok_or(MessageError::Endpoint(endpoint));
+        let tenant = tenant.ok_or_else(|| MessageError::endpoint(&endpoint));
         let (answer, outcome) = match tenant.and_then(|tenant| Ok((tenant, asked.question?))) {
             Ok((tenant, question)) => (
                 self.indexer.answer(&question, tenant).await,

@@ -1,5 +1,6 @@
 //! Answers to the questions of SGLang's routers: which workers have leading blocks of a prompt, and how often blocks were found.
 
+use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use tonic::{Code, Status};
 
 use kvatlas_core::hash::SchemeAlgorithm;
 use kvatlas_core::wire::{
-    Address, ErrorCode, ModelKey, NamespaceName, QueryKey, WireError, WorkerName, instance_of_worker, is_pool,
+    Address, ErrorCode, ModelKey, NamespaceName, QueryKey, WireError, WorkerName, instance_among, is_pool,
 };
 
 use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Misses, Source};
@@ -71,6 +72,8 @@ struct Certain {
     /// Workers of the searched namespaces. A worker is listed once for each of its addresses, with the numbers of the
     /// rank at that address that has the most blocks.
     workers: Vec<FoundHolder>,
+    /// Names by which gateways call the workers, in the same order.
+    names: Vec<String>,
     /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
     is_exact: bool,
@@ -102,13 +105,27 @@ impl Certain {
         }
     }
 
+    /// Names the workers. `is_known` tells whether there is a worker, also one that has nothing of the prompt: it
+    /// decides by which name another worker goes.
+    fn name_all(&mut self, is_known: impl Fn(&WorkerName) -> bool) {
+        let workers = || self.workers.iter().map(|holder| &holder.id.worker);
+        let found = LazyCell::new(|| workers().collect::<HashSet<_>>());
+        let is_known = |worker: &WorkerName| is_known(worker) || found.contains(worker);
+        let names = workers()
+            .map(|worker| instance_among(worker, &is_known))
+            .collect();
+        drop(found);
+        self.names = names;
+    }
+
     /// Returns each address once, with the worker at that address that has the most leading blocks. The workers are
     /// sorted by their number of leading blocks, the largest first. Also returns whether all workers with blocks are
     /// listed: workers without an address are left out, and counted in `metrics`.
     fn matches(&self, metrics: &GrpcMetrics) -> (Vec<ExternalKvPrefixMatch>, bool) {
-        let found = self.workers.iter().filter(|worker| worker.blocks > 0);
-        let found = found.map(|worker| ReportedMatch {
-            worker: instance_of_worker(&worker.id.worker),
+        let found = self.workers.iter().zip(&self.names);
+        let found = found.filter(|(worker, _)| worker.blocks > 0);
+        let found = found.map(|(worker, name)| ReportedMatch {
+            worker: name.clone(),
             address: url_of(worker),
             blocks: worker.blocks,
         });
@@ -232,8 +249,11 @@ impl Questions {
             Some(heavy) => heavy.turn().await,
             None => None,
         };
-        let workers = certain.workers.iter().filter(|worker| worker.blocks > 0);
-        let mut matches: Vec<_> = workers.map(|worker| tiers_of(worker, &hashes)).collect();
+        let workers = certain.workers.iter().zip(certain.names);
+        let workers = workers.filter(|(worker, _)| worker.blocks > 0);
+        let mut matches: Vec<_> = workers
+            .map(|(worker, name)| tiers_of(worker, name, &hashes))
+            .collect();
         matches.extend(reported);
         matches.sort_unstable_by(|one, other| {
             (&one.worker_id, &one.address).cmp(&(&other.worker_id, &other.address))
@@ -367,6 +387,8 @@ impl Questions {
                 }
             }
         }
+        let searched = names.get(..NAMESPACES_MAX).unwrap_or(&names);
+        certain.name_all(|worker| searched.iter().any(|name| self.source.knows_worker(name, worker)));
         if !certain.workers.is_empty() {
             self.misses.found();
         } else if certain.namespace.is_some() && !hashes.is_empty() {
@@ -446,7 +468,7 @@ fn too_many(blocks: impl std::fmt::Display) -> Status {
 
 /// Returns a worker's leading blocks by tier. Each is listed under the nearest tier whose depth includes it. The depth
 /// of a tier counts the leading blocks on this tier and all nearer tiers.
-fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
+fn tiers_of(worker: &FoundHolder, name: String, hashes: &[i64]) -> ExternalKvNodeMatch {
     let [device, with_host] = worker.near_blocks;
     let mut before = 0;
     let mut hashes_by_tier = Vec::new();
@@ -463,7 +485,7 @@ fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
         }
     }
     ExternalKvNodeMatch {
-        worker_id: instance_of_worker(&worker.id.worker),
+        worker_id: name,
         address: url_of(worker),
         hashes_by_tier,
     }

@@ -245,7 +245,8 @@ pub(super) async fn find(
             let prompt = std::iter::once(found.prompt);
             index.metrics.count(namespace, kind, 1, started.elapsed(), prompt);
             let lacks_some = found.lacks_some();
-            Ok(Scores::new(found.block_size, found.holders, lacks_some))
+            let is_known = |worker: &WorkerName| index.source.knows_worker(namespace, worker);
+            Ok(Scores::new(found.block_size, found.holders, lacks_some, is_known))
         }
         Err(error) => {
             let is_unheard = index.source.is_unheard(namespace, &error);

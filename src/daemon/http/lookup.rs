@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
-use kvatlas_core::wire::{ModelKey, NamespaceName, QueryKey};
+use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, NamespaceName, QueryKey};
 
 use super::dialect::{find, named};
 use super::error::HttpRefusal;
@@ -53,7 +53,7 @@ pub(super) async fn lookup(
                 cache,
             )
         }
-        None if named(request.tenant_id).is_some() => {
+        None if named(request.tenant_id).is_some_and(|tenant| tenant != DEFAULT_TENANT) => {
             let text = "tenant_id goes with model; send both, or none";
             return Err(HttpRefusal::BadRequest(text.to_owned()));
         }

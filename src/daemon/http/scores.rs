@@ -21,25 +21,41 @@ pub(super) enum ScoreDialect {
 /// Holders that a query has found, for an answer in a dialect (the protocol of another indexer).
 pub(super) struct Scores {
     pub(super) block_size: u32,
+    /// Holders in order, so that the ranks of a worker stand together.
     holders: Vec<FoundHolder>,
+    /// Names of the workers in the answer, in the order of the holders. No two workers have the same name.
+    names: Vec<String>,
     /// Whether a holder that is not in the answer may still have leading blocks of the prompt.
     lacks_some: bool,
-    /// Name of the only worker, if the others were left out.
-    kept: Option<String>,
 }
 
 impl Scores {
-    pub(super) fn new(block_size: u32, mut holders: Vec<FoundHolder>, mut lacks_some: bool) -> Self {
+    /// Makes an answer of `holders`. `is_known` tells whether there is a worker, also one that has nothing of the
+    /// prompt: it decides by which name another worker goes.
+    pub(super) fn new(
+        block_size: u32,
+        mut holders: Vec<FoundHolder>,
+        mut lacks_some: bool,
+        is_known: impl Fn(&WorkerName) -> bool,
+    ) -> Self {
         // A pool is left out: a gateway would send requests to it. Its doubt counts, whether it has the prompt or not.
         let mut pools = holders.iter().filter(|holder| is_pool(&holder.id.worker));
         lacks_some |= pools.any(|pool| !pool.is_exact);
         holders.retain(|holder| !is_pool(&holder.id.worker));
         holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+        let is_found = |worker: &WorkerName| {
+            let place = holders.binary_search_by(|holder| holder.id.worker.cmp(worker));
+            place.is_ok()
+        };
+        let workers = workers_of(&holders).filter_map(<[FoundHolder]>::first);
+        let named = workers
+            .map(|holder| instance_among(&holder.id.worker, &|other| is_found(other) || is_known(other)));
+        let names = named.collect();
         Self {
             block_size,
             holders,
+            names,
             lacks_some,
-            kept: None,
         }
     }
 
@@ -51,41 +67,25 @@ impl Scores {
 
     /// Returns `{INSTANCE: value}`. `told` makes the value from the instance's ranks. If `told` returns `None`, the
     /// instance is left out.
-    fn of_instances<'a, T>(&'a self, told: impl Fn(Ranks<'a>) -> Option<T>) -> BTreeMap<String, T> {
-        let groups = self
-            .holders
-            .chunk_by(|one, other| one.id.worker == other.id.worker);
-        let ranks = groups.map(|holders| Ranks {
+    fn of_instances<'a, T>(&'a self, told: impl Fn(Ranks<'a>) -> Option<T>) -> BTreeMap<&'a str, T> {
+        let ranks = workers_of(&self.holders).map(|holders| Ranks {
             holders,
             block_size: self.block_size,
         });
-        let named =
-            ranks.filter_map(|ranks| Some((self.instance(&ranks.holders.first()?.id.worker), told(ranks)?)));
+        let names = self.names.iter().map(String::as_str);
+        let named = names
+            .zip(ranks)
+            .filter_map(|(name, ranks)| Some((name, told(ranks)?)));
         named.collect()
-    }
-
-    /// Returns the name of a worker in the answer. No two workers of the answer have the same name.
-    fn instance(&self, worker: &WorkerName) -> String {
-        if let Some(kept) = &self.kept {
-            return kept.clone();
-        }
-        instance_among(worker, &|other| {
-            self.holders
-                .binary_search_by(|holder| holder.id.worker.cmp(other))
-                .is_ok()
-        })
     }
 
     /// Leaves out all workers but the one that the answer calls `instance`.
     pub(super) fn keep(&mut self, instance: &str) {
-        let is_kept: Vec<bool> = self
-            .holders
-            .iter()
-            .map(|holder| self.instance(&holder.id.worker) == instance)
-            .collect();
-        let mut is_kept = is_kept.into_iter();
-        self.holders.retain(|_| is_kept.next().unwrap_or_default());
-        self.kept = Some(instance.to_owned());
+        let named = self.names.iter().zip(workers_of(&self.holders));
+        let kept = named.filter(|(name, _)| *name == instance);
+        let kept = kept.flat_map(|(_, holders)| holders).cloned().collect();
+        self.holders = kept;
+        self.names.retain(|name| name == instance);
     }
 
     /// Returns `{INSTANCE: {RANK: n}}`, where `n` is the number of tokens on the device.
@@ -111,6 +111,11 @@ impl Scores {
     pub(super) fn by_location(&self) -> impl Serialize {
         self.of_instances(|ranks| Some(ranks.location()).filter(|(_, tokens)| *tokens > 0))
     }
+}
+
+/// Returns the ranks of each worker. The holders are in order.
+fn workers_of(holders: &[FoundHolder]) -> impl Iterator<Item = &[FoundHolder]> {
+    holders.chunk_by(|one, other| one.id.worker == other.id.worker)
 }
 
 /// Ranks of one instance.
@@ -223,7 +228,7 @@ mod tests {
             holder("c", 0, 2, [1, 2]),
             holder("d", 0, 0, [0, 0]),
         ];
-        let scores = Scores::new(16, holders, false);
+        let scores = Scores::new(16, holders, false, |_| false);
         let mooncake = serde_json::to_value(scores.by_instance(ScoreDialect::Mooncake)).unwrap();
         let expected = json!({
             "a": {"longest_matched": 48, "GPU": 48, "CPU": 48, "DISK": 48, "DP": {"0": 48, "1": 32}},
@@ -251,6 +256,24 @@ mod tests {
     }
 
     #[test]
+    fn a_name_means_the_same_worker_whoever_has_the_prompt() {
+        let named = |workers: &[&str], known: &[&str]| {
+            let holders = workers
+                .iter()
+                .map(|worker| holder(worker, 0, 1, [1, 1]))
+                .collect();
+            Scores::new(16, holders, false, |worker| known.contains(&worker.as_str())).names
+        };
+        assert_eq!(named(&["gpu_0", "gpu_u0"], &[]), ["gpu_0", "gpu_u0"]);
+        assert_eq!(named(&["gpu_u0"], &["gpu_0", "gpu_u0"]), ["gpu_u0"]);
+        assert_eq!(named(&["gpu_u0"], &["gpu_u0"]), ["gpu_0"]);
+        let holders = vec![holder("gpu_u0", 0, 1, [1, 1])];
+        let mut scores = Scores::new(16, holders, false, |worker| worker.as_str() == "gpu_0");
+        scores.keep("gpu_0");
+        assert!(scores.holders.is_empty() && scores.names.is_empty());
+    }
+
+    #[test]
     fn addresses_are_those_of_the_ranks_that_have_one() {
         let at = |worker, rank, address: &str| FoundHolder {
             address: address.parse().ok(),
@@ -262,7 +285,7 @@ mod tests {
             at("b_dc", 0, ""),
             at("_pstore", 0, "h:3"),
         ];
-        let scores = Scores::new(16, holders, false);
+        let scores = Scores::new(16, holders, false, |_| false);
         let addresses = serde_json::to_value(scores.addresses()).unwrap();
         assert_eq!(addresses, json!({"a": {"0": "h:1", "1": "h:2"}}));
         let mooncake = serde_json::to_value(scores.by_instance(ScoreDialect::Mooncake)).unwrap();

@@ -156,7 +156,7 @@ impl HttpShared {
     pub(super) fn followed(&self, model: &ModelKey) -> Option<Scores> {
         let engines = self.parts.engines.as_ref()?.engines();
         let own = engines.iter().find(|state| state.engine.key.model == *model)?;
-        Some(Scores::new(own.engine.block_size, Vec::new(), true))
+        Some(Scores::new(own.engine.block_size, Vec::new(), true, |_| false))
     }
 
     /// Returns the index, even if it is not ready, and the bridge. Each is `None` if this process does not have it.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::Scheme;
@@ -28,6 +29,9 @@ const WORKERS_MAX: usize = 10_000;
 pub(super) struct WorkerSelection {
     model_name: Option<String>,
     routing_group: Option<String>,
+    /// Accepted and ignored, as in bodies of Dynamo's dialect.
+    #[serde(rename = "tenant_id")]
+    _tenant_id: Option<IgnoredAny>,
 }
 
 /// State of the connection over which the bridge receives the events of one rank.
@@ -98,7 +102,8 @@ impl WorkerJson {
 /// Entries of workers, by namespace and worker.
 type Workers = BTreeMap<(NamespaceName, WorkerName), WorkerJson>;
 
-/// Returns the key of an instance's entry. `None` if no worker can have its name, so that it is not followed either.
+/// Returns the key of an instance's entry. `None` if the model or the instance makes no name, such as the empty model
+/// of a server that was registered without one.
 fn key_of(model: &ModelKey, instance: &str) -> Option<(NamespaceName, WorkerName)> {
     Some((model.namespace().ok()?, worker_of_instance(instance).ok()?))
 }
@@ -115,7 +120,22 @@ fn name_all(workers: &mut Workers) {
     }
 }
 
-/// Answers `GET /workers` with all workers, at most [`WORKERS_MAX`], ordered by namespace and worker.
+/// Returns all entries, ordered by model and instance.
+fn in_order(workers: Workers, unnamed: Vec<WorkerJson>) -> Vec<WorkerJson> {
+    let mut listed: Vec<WorkerJson> = workers.into_values().chain(unnamed).collect();
+    listed.sort_by_cached_key(|worker| {
+        let (model, group) = (worker.model_name.clone(), worker.routing_group.clone());
+        (
+            model,
+            group,
+            worker.scheme.clone(),
+            worker.instance_id.clone().into_text(),
+        )
+    });
+    listed
+}
+
+/// Answers `GET /workers` with all workers, at most [`WORKERS_MAX`], ordered by model and instance.
 pub(super) async fn workers(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<WorkerSelection>, QueryRejection>,
@@ -129,7 +149,7 @@ pub(super) async fn workers(
                 .is_none_or(|group| *group == model.tenant)
     };
     let (index, engines) = shared.known();
-    let mut workers = Workers::new();
+    let (mut workers, mut unnamed) = (Workers::new(), Vec::new());
     if let Some(registry) = engines {
         let engines = registry.engines().into_iter();
         for state in engines.filter(|state| is_wanted(&state.engine.key.model)) {
@@ -137,26 +157,24 @@ pub(super) async fn workers(
         }
         let servers = registry.servers().into_iter();
         for state in servers.filter(|state| is_wanted(&state.server.key().cache())) {
-            add_server(&mut workers, state);
+            add_server(&mut workers, &mut unnamed, state);
         }
     }
     if let Some(index) = index {
         add_known(&mut workers, index, is_wanted).await?;
     }
-    check_count(&workers)?;
+    check_count(workers.len() + unnamed.len())?;
     name_all(&mut workers);
-    let listed: Vec<&WorkerJson> = workers.values().collect();
-    Ok(json_response(&listed, None))
+    Ok(json_response(&in_order(workers, unnamed), None))
 }
 
 /// Checks that there are not too many workers for one answer. A list that was cut could hide workers.
-fn check_count(workers: &Workers) -> Result<(), WireError> {
-    if workers.len() <= WORKERS_MAX {
+fn check_count(count: usize) -> Result<(), WireError> {
+    if count <= WORKERS_MAX {
         return Ok(());
     }
     let text = format!(
-        "there are {} workers, a list has at most {WORKERS_MAX}; ask for one model, or the admin listener for /workers",
-        workers.len()
+        "there are {count} workers, a list has at most {WORKERS_MAX}; ask for one model, or the admin listener for /workers"
     );
     Err(WireError::new(ErrorCode::TooLarge, text))
 }
@@ -199,8 +217,8 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
 }
 
 /// Adds the worker of a server whose engines the bridge does not follow yet. Does nothing if the bridge already follows
-/// engines of that server.
-fn add_server(workers: &mut Workers, state: ServerState) {
+/// engines of that server. The entry of a server without a key goes to `unnamed`.
+fn add_server(workers: &mut Workers, unnamed: &mut Vec<WorkerJson>, state: ServerState) {
     if !state.engines.is_empty() {
         return;
     }
@@ -208,9 +226,6 @@ fn add_server(workers: &mut Workers, state: ServerState) {
     let ServerState {
         server, last_error, ..
     } = state;
-    let Some(key) = key_of(&model, &server.instance) else {
-        return;
-    };
     let status = EngineStatus::Pending.as_str();
     let listener = Listener {
         endpoint: server.url.clone(),
@@ -222,7 +237,15 @@ fn add_server(workers: &mut Workers, state: ServerState) {
     worker.endpoints.insert(0, server.url);
     worker.listeners.insert(0, listener);
     worker.note_profile(0, server.profile);
-    workers.entry(key).or_insert(worker);
+    match key_of(&model, &server.instance) {
+        Some(key) => {
+            workers.entry(key).or_insert(worker);
+        }
+        None => {
+            worker.instance_id = InstanceId::of_text(&server.instance);
+            unnamed.push(worker);
+        }
+    }
 }
 
 /// Adds the workers that the index knows, each with its state.
@@ -267,7 +290,66 @@ fn add_rank<'w>(
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_engines::{Format, GroupFacts};
+    use kvatlas_process::registry::{BesideEvents, Discovered, NewServer};
+
     use super::*;
+
+    #[test]
+    fn a_tenant_in_the_parameters_is_ignored_and_a_mistake_is_refused() {
+        let read = |query: &str| {
+            let uri = format!("/workers?model_name=m&{query}").parse().unwrap();
+            Query::<WorkerSelection>::try_from_uri(&uri).map(|query| query.0.routing_group)
+        };
+        assert_eq!(read("tenant_id=acme").unwrap(), None);
+        assert_eq!(
+            read("tenant_id=acme&routing_group=g").unwrap().as_deref(),
+            Some("g")
+        );
+        assert!(read("tenant=acme").is_err());
+    }
+
+    #[test]
+    fn servers_that_have_not_answered_are_listed_with_and_without_a_model() {
+        let mut workers = Workers::new();
+        let mut unnamed = Vec::new();
+        for (instance, model) in [("7", None), ("gpu_0", None), ("a", Some("m"))] {
+            let server = NewServer {
+                instance: instance.to_owned(),
+                url: "http://h:8000".to_owned(),
+                model: model.map(str::to_owned),
+                tenant: String::new(),
+                format: Format::Vllm,
+                block_size: None,
+                beside: BesideEvents::default(),
+                groups: GroupFacts::default(),
+                discovered: Discovered::default(),
+                scheme: None,
+                profile: Profile::default(),
+            };
+            let state = ServerState {
+                server,
+                engines: Vec::new(),
+                last_error: Some("no answer".to_owned()),
+            };
+            add_server(&mut workers, &mut unnamed, state);
+        }
+        name_all(&mut workers);
+        let listed = serde_json::to_value(in_order(workers, unnamed)).unwrap();
+        let listed = listed.as_array().unwrap().iter();
+        let listed: Vec<_> = listed
+            .map(|worker| {
+                let error = &worker["listeners"]["0"]["last_error"];
+                assert_eq!(
+                    (&worker["status"], error),
+                    (&"pending".into(), &"no answer".into())
+                );
+                (worker["model_name"].clone(), worker["instance_id"].clone())
+            })
+            .collect();
+        let expected = [("", 7.into()), ("", "gpu_0".into()), ("m", "a".into())];
+        assert_eq!(listed, expected.map(|(model, instance)| (model.into(), instance)));
+    }
 
     #[test]
     fn a_list_is_whole_or_refused() {
@@ -277,10 +359,10 @@ mod tests {
             let key = key_of(&model, &number.to_string()).unwrap();
             add_rank(&mut workers, (&model, key), 16, true);
         }
-        assert!(check_count(&workers).is_ok());
+        assert!(check_count(workers.len()).is_ok());
         let key = key_of(&model, "another").unwrap();
         add_rank(&mut workers, (&model, key.clone()), 16, true);
-        assert!(check_count(&workers).is_err());
+        assert!(check_count(workers.len()).is_err());
         // One rank in doubt is enough.
         assert_eq!(
             add_rank(&mut workers, (&model, key), 16, false).exact,

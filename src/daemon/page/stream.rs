@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 use futures_util::stream::poll_fn;
 use serde::Serialize;
 use tokio::sync::mpsc::{Sender, channel};
+use tokio::task::spawn_blocking;
 
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::Namespace;
@@ -142,7 +143,7 @@ impl Page {
         }))
     }
 
-    async fn send_frames(&self, out: &StreamOutput) -> Option<()> {
+    async fn send_frames(self: &Arc<Self>, out: &StreamOutput) -> Option<()> {
         out.send("hello", &StreamHello::new()).await?;
         let past = self.past.lock().past.rates();
         out.send("past", &past).await?;
@@ -151,8 +152,11 @@ impl Page {
             if let Some(text) = self.sparks(&mut bars) {
                 out.send_text("sparks", text).await?;
             }
-            let text = self.frame(&mut heard);
-            out.send_text("frame", text?).await?;
+            let (page, mut look) = (Arc::clone(self), heard);
+            let making = spawn_blocking(move || page.frame(&mut look).map(|text| (text, look)));
+            let (text, look) = making.await.ok()??;
+            heard = look;
+            out.send_text("frame", text).await?;
             self.pause(out, FRAME_INTERVAL).await?;
         }
         Some(())
@@ -232,7 +236,8 @@ impl Page {
     }
 
     /// Returns the next message for a client: what has changed since the last look (a pass over all holders) that the
-    /// client has received. `heard` is the number of that look. Afterwards it is the number of the latest look.
+    /// client has received. `heard` is the number of that look. Afterwards it is the number of the latest look. Takes
+    /// long with many holders, so it must run on a thread for blocking work.
     fn frame(&self, heard: &mut u64) -> Option<String> {
         let namespaces = self.answerer.namespaces().all();
         let mut shared = self.frame.lock();

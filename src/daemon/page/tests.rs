@@ -254,6 +254,37 @@ async fn holders_that_are_behind_are_not_exact_on_the_page() {
 }
 
 #[tokio::test]
+async fn a_frame_that_takes_long_keeps_nobody_else_waiting() {
+    let world = world();
+    let (page, mut first) = (Arc::clone(&world.page), Some(()));
+    let (locked, is_locked) = std::sync::mpsc::channel();
+    let (release, is_released) = std::sync::mpsc::channel::<()>();
+    // The making of the first frame waits for this thread.
+    let busy = std::thread::spawn(move || {
+        let _frame = page.frame.lock();
+        locked.send(()).unwrap();
+        is_released.recv().unwrap();
+    });
+    is_locked.recv().unwrap();
+    let mut body = world.get("/page/frames", "").await.into_body();
+    while let Some(chunk) = body.frame().await {
+        let text = chunk.unwrap().into_data().unwrap();
+        let is_event = |name: &[u8]| text.windows(name.len()).any(|part| part == name);
+        // The test's only thread comes here while the frame is being made.
+        if is_event(b"event: past") && first.take().is_some() {
+            tokio::task::yield_now().await;
+            assert_eq!(world.get("/page/frames", "").await.status(), StatusCode::OK);
+            release.send(()).unwrap();
+        }
+        if is_event(b"event: frame") {
+            break;
+        }
+    }
+    assert_eq!(first, None);
+    busy.join().unwrap();
+}
+
+#[tokio::test]
 async fn every_word_of_trouble_has_a_mend() {
     let world = world();
     let hello = world.event("/page/frames", "", "hello").await;

@@ -172,6 +172,18 @@ impl Source {
         }
     }
 
+    /// Whether the namespace `name` has a holder of `worker`. A gateway cannot tell, so it always returns false.
+    pub(crate) fn knows_worker(&self, name: &NamespaceName, worker: &WorkerName) -> bool {
+        let has = |namespace: Arc<Namespace>| {
+            let workers = std::slice::from_ref(worker);
+            !namespace.indexer.holders_of(workers).is_empty()
+        };
+        match self {
+            Self::Here(index) => index.answerer.namespaces().get(name).is_some_and(has),
+            Self::Shards(_) => false,
+        }
+    }
+
     /// Whether recent messages were dropped because their namespace does not exist. Only names that satisfy `is_meant`
     /// count, and names that are not remembered. A gateway cannot tell, so it always returns false.
     pub(crate) fn lacks_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {

@@ -5,7 +5,7 @@
 //! previous part, or begin a new prompt. The keys themselves do not show whether they continue a prompt. So the part is
 //! searched as a new prompt first. If no pod holds that prompt, the part is searched as the continuation.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -119,6 +119,8 @@ struct PrefixHolders {
     holders: Vec<FoundHolder>,
     /// First namespace in which holders were found.
     namespace: Option<NamespaceName>,
+    /// All searched namespaces.
+    searched: Vec<NamespaceName>,
 }
 
 impl Prefixes {
@@ -172,10 +174,15 @@ impl Prefixes {
         let asked = keys.len();
         keys.truncate(self.source.limits().query_depth_max);
         let key = QueryKey::SequenceHashes(keys);
-        let PrefixHolders { holders, namespace } = self.find(&key).await;
+        let PrefixHolders {
+            holders,
+            namespace,
+            searched,
+        } = self.find(&key).await;
+        let knows = |worker: &WorkerName| searched.iter().any(|name| self.source.knows_worker(name, worker));
         let part = PipelinePart {
             offset,
-            pods: pods(&holders),
+            pods: pods(&holders, knows),
             namespace,
         };
         chain.is_held = part.pods.first().is_some_and(|pod| pod.depth() as usize >= asked);
@@ -190,11 +197,12 @@ impl Prefixes {
     async fn find(&self, key: &QueryKey) -> PrefixHolders {
         let (mut held, mut empty) = (PrefixHolders::default(), None);
         let names = self.known.of(&self.source).await;
-        let names = names.unwrap_or_else(|error| {
+        let mut names = names.unwrap_or_else(|error| {
             self.errors.failed(error.code, &error.text);
             Vec::new()
         });
-        for name in names.iter().take(NAMESPACES_MAX) {
+        names.truncate(NAMESPACES_MAX);
+        for name in &names {
             let begun = Instant::now();
             match self.source.find(name, key, None).await {
                 // The namespace has been forgotten since it was listed.
@@ -217,6 +225,7 @@ impl Prefixes {
             Some(_) => self.misses.found(),
             None => self.misses.missed(&self.source, &names),
         }
+        held.searched = names;
         held
     }
 
@@ -228,12 +237,15 @@ impl Prefixes {
 }
 
 /// Returns the pods (llm-d's word for workers) that certainly hold leading blocks, the pod with the most blocks first.
-/// llm-d knows no ranks, so a pod gets the depths of its rank with the most blocks.
-fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
+/// llm-d knows no ranks, so a pod gets the depths of its rank with the most blocks. `is_known` tells whether there is a
+/// worker, also one that has nothing of the prompt.
+fn pods(holders: &[FoundHolder], is_known: impl Fn(&WorkerName) -> bool) -> Vec<Pod> {
+    let found: HashSet<&WorkerName> = holders.iter().map(|holder| &holder.id.worker).collect();
+    let is_known = |worker: &WorkerName| found.contains(worker) || is_known(worker);
     let mut reaches: HashMap<String, [u32; TIERS.len()]> = HashMap::new();
     for holder in holders.iter().filter(|holder| !is_pool(&holder.id.worker)) {
         let Some(certain) = holder.certain() else { continue };
-        let known = reaches.entry(pod_of(holder, holders)).or_default();
+        let known = reaches.entry(pod_of(holder, &is_known)).or_default();
         *known = certain.reach().max(*known);
     }
     let held = reaches.into_iter().map(|(pod, [depth, device, with_host])| {
@@ -252,11 +264,10 @@ fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
 }
 
 /// Returns llm-d's name of a worker: the `IP:PORT` to which its requests go. If no address is known, returns the
-/// worker's own name among the `holders`. llm-d writes an IPv6 address without brackets.
-fn pod_of(holder: &FoundHolder, holders: &[FoundHolder]) -> String {
+/// worker's own name among the known workers. llm-d writes an IPv6 address without brackets.
+fn pod_of(holder: &FoundHolder, is_known: &dyn Fn(&WorkerName) -> bool) -> String {
     let Some(address) = &holder.address else {
-        let is_known = |worker: &WorkerName| holders.iter().any(|other| other.id.worker == *worker);
-        return instance_among(&holder.id.worker, &is_known);
+        return instance_among(&holder.id.worker, is_known);
     };
     let address = address.as_str();
     let bare = address.split_once("://").map_or(address, |(_, bare)| bare);
@@ -294,7 +305,7 @@ mod tests {
         let called = |name: &str, address: &str| {
             let mut holder = holder(name, 0, [1, 1], 1, true);
             holder.address = Address::new(address).ok();
-            pod_of(&holder, &[])
+            pod_of(&holder, &|_| false)
         };
         assert_eq!(called("vllm-0", "10.0.0.1:8000"), "10.0.0.1:8000");
         assert_eq!(called("vllm-0", "http://10.0.0.1:8000/v1"), "10.0.0.1:8000");
@@ -317,7 +328,12 @@ mod tests {
             },
             ..holder("x", 0, [1, 1], 1, true)
         });
-        assert_eq!(pods(&holders).len(), 2);
+        assert_eq!(pods(&holders, |_| false).len(), 2);
+        // The other worker is known, and has nothing of the prompt.
+        let of_second = |is_known: bool| pods(&holders[1..], |worker| is_known && worker.as_str() == "gpu_0");
+        let expected = in_reply(&field("gpu_u0", TIERS[0]));
+        assert_eq!(of_second(true)[0].fields[0], expected);
+        assert_ne!(of_second(false)[0].fields[0], expected);
     }
 
     #[test]
@@ -332,7 +348,7 @@ mod tests {
             pool,
         ];
         let part = PipelinePart {
-            pods: pods(&holders),
+            pods: pods(&holders, |_| false),
             ..PipelinePart::default()
         };
         assert_eq!(part.entries(100), 9);
@@ -354,7 +370,7 @@ mod tests {
     fn guesses_come_first() {
         let part = PipelinePart {
             offset: 3,
-            pods: pods(&[holder("a", 0, [4, 4], 4, true)]),
+            pods: pods(&[holder("a", 0, [4, 4], 4, true)], |_| false),
             namespace: None,
         };
         let mut replies = ReplyBuffer::default();

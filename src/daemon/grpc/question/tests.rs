@@ -39,6 +39,7 @@ fn certain(holders: Vec<FoundHolder>, doubtful_holders: u32) -> Certain {
         doubtful_holders,
     };
     certain.add(&found, |_| Vec::new());
+    certain.name_all(|_| false);
     certain
 }
 
@@ -77,6 +78,15 @@ fn each_address_is_told_once_with_the_deepest_that_is_certain() {
     let doubted = holder("c", 0, [9, 9, 9], Some("http://c:1"), false);
     let some = certain([holders, vec![doubted]].concat(), 0);
     assert_eq!((told(&some).as_slice(), some.is_exact), (&expected[..], false));
+}
+
+#[test]
+fn a_name_means_the_same_worker_whoever_has_the_prompt() {
+    let mut one = certain(vec![holder("gpu_u0", 0, [1; 3], Some("http://a:1"), true)], 0);
+    let name = |found: &Certain| told(found).remove(0).2;
+    assert_eq!(name(&one), "gpu_0");
+    one.name_all(|worker| worker.as_str() == "gpu_0");
+    assert_eq!(name(&one), "gpu_u0");
 }
 
 #[test]
@@ -151,7 +161,11 @@ fn tiers_at_one_address_are_those_of_one_rank() {
 #[test]
 fn tiers_have_the_blocks_behind_those_of_nearer_ones() {
     let of_tiers = |depths| {
-        let found = tiers_of(&holder("b_d1", 0, depths, None, true), &[1, 2, -3, 4]);
+        let found = tiers_of(
+            &holder("b_d1", 0, depths, None, true),
+            "b.1".to_owned(),
+            &[1, 2, -3, 4],
+        );
         assert_eq!((found.worker_id.as_str(), found.address.as_str()), ("b.1", ""));
         let tiers = found.hashes_by_tier.into_iter();
         tiers.map(|tier| (tier.tier, tier.hashes)).collect::<Vec<_>>()
