@@ -43,6 +43,15 @@ impl Answer {
         Self::new(200, &list)
     }
 
+    /// A page of a list at version `version`, behind which the list goes on at `next`.
+    fn page(pods: &[Value], version: &str, next: &str) -> Self {
+        let metadata = json!({"resourceVersion": version, "continue": next});
+        Self::new(
+            200,
+            &json!({"apiVersion": "v1", "kind": "PodList", "metadata": metadata, "items": pods}),
+        )
+    }
+
     /// A refusal, as the answer to a question.
     fn refusal(code: u16) -> Self {
         Self::new(code, &status(code))
@@ -91,11 +100,12 @@ impl Body for Answer {
     }
 }
 
-/// An API that gives these answers, and notes whether each question was for a list.
+/// An API that gives these answers, and notes the questions: their queries, and whether each was for a list.
 #[derive(Clone)]
 struct FakeApi {
     answers: Arc<Mutex<VecDeque<Answer>>>,
     lists: Arc<Mutex<Vec<bool>>>,
+    queries: Arc<Mutex<Vec<String>>>,
 }
 
 impl Service<Request<kube::client::Body>> for FakeApi {
@@ -110,6 +120,7 @@ impl Service<Request<kube::client::Body>> for FakeApi {
     fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
         let query = request.uri().query().unwrap_or_default();
         self.lists.lock().push(!query.contains("watch="));
+        self.queries.lock().push(query.to_owned());
         let answer = self.answers.lock().pop_front().unwrap();
         let mut response = Response::new(answer);
         *response.status_mut() = hyper::StatusCode::from_u16(response.body().code).unwrap();
@@ -145,6 +156,7 @@ impl Site {
             api: FakeApi {
                 answers: Arc::new(Mutex::new(answers.into_iter().collect())),
                 lists: Arc::default(),
+                queries: Arc::default(),
             },
             reports,
             scope: ObjectScope {
@@ -265,6 +277,34 @@ async fn objects_are_listed_anew_when_their_version_is_gone_and_after_a_time() {
         watcher.go_on().await;
         assert_eq!(site.api.lists.lock()[6..], [true, false]);
         assert_eq!(site.taken(), [["a"], ["a"], ["a"], ["a"]]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_does_not_stop_the_others() {
+    let odd = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": 5, "resourceVersion": "3"}});
+    let events = [
+        event("ADDED", &pod("b", "2")),
+        event("ADDED", &odd),
+        json!("no event"),
+        event("ADDED", &pod("c", "4")),
+        event(
+            "MODIFIED",
+            &json!({"metadata": {"name": 5, "resourceVersion": "5"}}),
+        ),
+    ];
+    let answers = [Answer::list(&[pod("a", "1"), odd]), Answer::broken_watch(&events)];
+    let site = Site::new(answers);
+    site.watch(async |watcher| {
+        watcher.list().await.unwrap();
+        assert_eq!(site.taken(), [["a"]]);
+        assert!(site.last_error().unwrap().contains("invalid type"));
+        watcher.version = Some("1".to_owned());
+        watcher.go_on().await;
+        assert_eq!(site.taken(), [["a", "b", "c"]]);
+        assert_eq!(watcher.version.as_deref(), Some("5"));
+        assert_eq!(*site.api.lists.lock(), [true, false]);
     })
     .await;
 }
