@@ -147,9 +147,10 @@ where
             ..WatchParams::default()
         };
         self.version = Some(version.clone());
+        // The API, or a proxy, may hold an answer back until the first event, or until the end.
+        let stands_at = Instant::now() + STANDS_AFTER;
         let events = watch(&self.watched.api, &parameters, &version).await;
         let mut events = pin!(events.map_err(|error| self.watched.scope.error(error))?);
-        let stands_at = Instant::now() + STANDS_AFTER;
         let mut stands = false;
         loop {
             let first = match stands {
@@ -166,6 +167,10 @@ where
             match self.gather(first, &mut events).await? {
                 true => {}
                 false if stands => return Ok(()),
+                false if Instant::now() >= stands_at => {
+                    self.stand();
+                    return Ok(());
+                }
                 false => return Err(KubernetesError::Ended),
             }
         }
