@@ -282,6 +282,66 @@ async fn objects_are_listed_anew_when_their_version_is_gone_and_after_a_time() {
 }
 
 #[tokio::test]
+async fn a_list_replaces_the_objects() {
+    let gone = Answer::watch(&[event("ERROR", &status(410))]);
+    let answers = [Answer::list(&[pod("a", "1"), pod("b", "1")]), gone];
+    let site = Site::new(
+        answers
+            .into_iter()
+            .chain([Answer::list(&[pod("b", "1")]), Answer::ended_watch()]),
+    );
+    site.watch(async |watcher| {
+        watcher.go_on().await;
+        watcher.go_on().await;
+        assert_eq!(site.taken(), [vec!["a", "b"], vec!["b"]]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_list_is_reported_when_all_its_pages_are_read() {
+    let first = || Answer::page(&[pod("a", "1")], "7", "next");
+    let answers = [first(), Answer::refusal(403), first()];
+    let site = Site::new(
+        answers
+            .into_iter()
+            .chain([Answer::page(&[pod("b", "1")], "7", ""), Answer::ended_watch()]),
+    );
+    site.watch(async |watcher| {
+        watcher.go_on().await;
+        assert_eq!(site.taken(), Vec::<Vec<String>>::new());
+        watcher.go_on().await;
+        assert_eq!(site.taken(), [["a", "b"]]);
+        assert_eq!(*site.api.lists.lock(), [true, true, true, true, false]);
+        let queries = site.api.queries.lock();
+        let goes_on = |query: &String| query.contains("continue=next");
+        let expected = [false, true, false, true, false];
+        assert!(queries.iter().map(goes_on).eq(expected), "{queries:?}");
+        assert!(queries[4].contains("resourceVersion=7"), "{queries:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_bookmark_moves_the_version() {
+    let mark = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"resourceVersion": "8"}});
+    let answers = [
+        Answer::list(&[]),
+        Answer::broken_watch(&[event("BOOKMARK", &mark)]),
+        Answer::ended_watch(),
+    ];
+    let site = Site::new(answers);
+    site.watch(async |watcher| {
+        watcher.go_on().await;
+        watcher.go_on().await;
+        assert_eq!(site.taken(), [Vec::<String>::new()]);
+        let queries = site.api.queries.lock();
+        assert!(queries[2].contains("resourceVersion=8"), "{queries:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_object_that_cannot_be_read_does_not_stop_the_others() {
     let odd = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": 5, "resourceVersion": "3"}});
     let events = [
