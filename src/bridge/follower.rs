@@ -131,6 +131,8 @@ pub(super) struct Follower {
     /// Number of consecutive failures of the replay socket. For a believed socket, only a missing answer at a new
     /// connection counts as a failure. For a socket that is not believed, each question without a useful answer counts.
     replay_failures: u32,
+    /// Number of answers with all batches that the replay socket has broken off since the last one that was complete.
+    broken_answers: u32,
     /// Number of consecutive answers of the replay socket that had no batch, although batches have been applied.
     empty_answers: u32,
     /// Whether batches may have been lost while the replay socket was silent. If so, the lost batches are fetched when
@@ -174,6 +176,7 @@ impl Follower {
             replay: None,
             replay_state: ReplayState::Believed,
             replay_failures: 0,
+            broken_answers: 0,
             empty_answers: 0,
             has_missed: false,
             options,

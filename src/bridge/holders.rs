@@ -96,13 +96,20 @@ impl Holders {
         Ok(())
     }
 
-    /// Returns a text for operators that says why a holder is not exact; `None` if all holders are exact.
+    /// Returns a text for operators that says why a holder is not exact; `None` if all holders are exact. A holder
+    /// whose relay cannot be started is not exact, because its events are dropped.
     pub(super) fn trouble(&self) -> Option<String> {
         let mut troubled = self
             .relays
             .iter()
             .filter_map(|(holder, relay)| Some((holder, relay.trouble()?)));
-        let ((worker, rank), trouble) = troubled.next()?;
+        let Some(((worker, rank), trouble)) = troubled.next() else {
+            let mut dropped = self.dropped.iter();
+            let (worker, rank) = dropped.find(|holder| !self.relays.contains_key(*holder))?;
+            return Some(format!(
+                "{worker}/{rank}: cannot be followed, so its events are dropped"
+            ));
+        };
         Some(match self.relays.len() {
             1 => trouble.to_owned(),
             _ => format!("{worker}/{rank}: {trouble}"),
@@ -156,14 +163,22 @@ mod tests {
         }));
         let [first, second] = ["gpu-0", "gpu-1"].map(|name| WorkerName::new(name).unwrap());
         assert!(holders.get(&first, 0).await.is_none());
+        assert!(holders.trouble().unwrap().contains("dropped"));
         fails.store(false, Ordering::Relaxed);
         assert_eq!(
             holders.get(&first, 0).await.unwrap().doubt(),
             Some(Reason::LostBatches)
         );
+        assert_eq!(holders.trouble().as_deref(), Some("lost_batches"));
         assert_eq!(holders.get(&second, 0).await.unwrap().doubt(), None);
         // A worker that has gone and comes back is a new one.
         holders.forget(&first, 0).await.unwrap();
         assert_eq!(holders.get(&first, 0).await.unwrap().doubt(), None);
+        // Events of a worker that is gone are no longer dropped.
+        fails.store(true, Ordering::Relaxed);
+        let third = WorkerName::new("gpu-2").unwrap();
+        assert!(holders.get(&third, 0).await.is_none());
+        holders.forget(&third, 0).await.unwrap();
+        assert!(!holders.trouble().unwrap_or_default().contains("dropped"));
     }
 }

@@ -44,6 +44,8 @@ struct Channel {
     publisher: String,
     transport: PublisherTransport,
     card: ScopeCard,
+    /// Key of the model's record that gave `card`.
+    record: Option<String>,
 }
 
 /// A model's record: the model that an endpoint serves, and the number of tokens in a block.
@@ -74,25 +76,37 @@ struct KnownRecords {
 }
 
 impl KnownRecords {
-    /// Gives each publisher the card of its scope. While the records of a scope differ, a publisher that is one process
-    /// keeps the card that it had before.
+    /// Gives each publisher the card of its scope. A publisher that is one process keeps the card that it had before,
+    /// in two cases:
+    ///
+    /// - The records of the scope differ.
+    /// - The scope's card is another one, and the record that gave the earlier card is gone. The process then still
+    ///   serves the earlier model, while others serve the new one.
     fn give_cards(&mut self) {
-        let mut cards: BTreeMap<&str, ScopeCard> = BTreeMap::new();
-        for (scope, card) in self.cards.values() {
-            let known = cards
-                .entry(scope)
-                .or_insert_with(|| ScopeCard::Known(card.clone()));
-            if *known != ScopeCard::Known(card.clone()) {
+        let mut cards: BTreeMap<&str, (&String, ScopeCard)> = BTreeMap::new();
+        for (key, (scope, card)) in &self.cards {
+            let card = ScopeCard::Known(card.clone());
+            let (_, known) = cards.entry(scope).or_insert_with(|| (key, card.clone()));
+            if *known != card {
                 *known = ScopeCard::Several;
             }
         }
         for channel in self.channels.values_mut() {
-            let card = cards.get(channel.scope.as_str());
+            let (record, card) = match cards.get(channel.scope.as_str()) {
+                Some((record, card)) => (Some(*record), card.clone()),
+                None => (None, ScopeCard::Unknown),
+            };
             let is_process = matches!(channel.transport, PublisherTransport::Zmq(_));
             let is_known = matches!(channel.card, ScopeCard::Known(_));
-            if card != Some(&ScopeCard::Several) || !is_process || !is_known {
-                channel.card = card.cloned().unwrap_or(ScopeCard::Unknown);
+            channel
+                .record
+                .take_if(|record| !self.cards.contains_key(record.as_str()));
+            let may_be_other = card == ScopeCard::Several || channel.record.is_none();
+            if is_process && is_known && card != channel.card && may_be_other {
+                continue;
             }
+            channel.card = card;
+            channel.record = channel.record.take().or_else(|| record.cloned());
         }
     }
 }
@@ -137,9 +151,11 @@ async fn look(place: &DynamoPlace, known: &mut KnownRecords) -> Result<(), Recor
         let earlier = before.channels.remove(&key);
         served.extend(earlier.iter().map(|channel| channel.scope.clone()));
         // If a record cannot be read, it may be half written at this moment.
-        let card = earlier.as_ref().map(|channel| channel.card.clone());
+        let former = earlier.clone();
         if let Some(mut channel) = read_channel(&key, &value).or(earlier) {
-            channel.card = card.unwrap_or(ScopeCard::Unknown);
+            if let Some(former) = former {
+                (channel.card, channel.record) = (former.card, former.record);
+            }
             known.channels.insert(key, channel);
         }
     }
@@ -257,6 +273,7 @@ fn read_channel(key: &str, value: &[u8]) -> Option<Channel> {
         publisher: publisher.to_owned(),
         transport,
         card: ScopeCard::Unknown,
+        record: None,
     })
 }
 
@@ -502,22 +519,34 @@ mod tests {
         let mut found = async || {
             look(&place, &mut known).await.unwrap();
             let (engines, troubles) = engines(&place, known.channels.values(), &EngineDefaults::default());
-            let name = |engine: &GivenEngine| engine.instance().to_owned();
-            (engines.iter().map(name).collect::<Vec<_>>(), troubles)
+            let size = |engine: &GivenEngine| match engine {
+                GivenEngine::Publisher(engine) => (engine.key.instance.clone(), engine.block_size),
+                GivenEngine::Server(server) => panic!("{server:?}"),
+            };
+            (engines.iter().map(size).collect::<Vec<_>>(), troubles)
         };
-        let names = ["dynamo-a1"].map(str::to_owned).to_vec();
-        assert_eq!(found().await, (names.clone(), vec![]));
+        let sized = |name: &str, size: u32| (name.to_owned(), size);
+        let first = sized("dynamo-a1", 16);
+        assert_eq!(found().await, (vec![first.clone()], vec![]));
         write(MODELS, "dynamo/backend/generate/a", &model("m", 64, &Value::Null));
         publisher("b2", &zmq);
         publisher("c3", &json!({"kind": "Nats", "config": {"subject_prefix": "s"}}));
         let (found_now, troubles) = found().await;
-        assert_eq!(found_now, names);
+        assert_eq!(found_now, std::slice::from_ref(&first));
         assert!(
             troubles.len() == 1 && troubles[0].contains("differ"),
             "{troubles:?}"
         );
         std::fs::remove_file(file(folder.path(), MODELS, "dynamo/backend/generate/9")).unwrap();
-        let (found_now, troubles) = found().await;
-        assert_eq!((found_now.len(), troubles), (3, vec![]));
+        let others = [sized("dynamo-b2", 64), sized("dynamo.backend.generate", 64)];
+        // The process of the first publisher has not changed, although its model's record is gone.
+        for _ in 0..2 {
+            let expected = [vec![first.clone()], others.to_vec()].concat();
+            assert_eq!(found().await, (expected, vec![]));
+        }
+        // The record that gave the others their card is written anew.
+        write(MODELS, "dynamo/backend/generate/a", &model("m", 32, &Value::Null));
+        let others = others.map(|(name, _)| sized(&name, 32));
+        assert_eq!(found().await, ([vec![first], others.to_vec()].concat(), vec![]));
     }
 }

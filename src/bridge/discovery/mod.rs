@@ -187,6 +187,38 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_source_changes_an_engine_that_was_registered_as_the_source_gave_it() {
+        let bridge = Bridge::new(Subjects::new("kv").unwrap(), BridgeOptions::default());
+        let parse = |text: &str| crate::parse_engine(text, &EngineDefaults::default()).unwrap();
+        let [first, second, third] = [1, 2, 3].map(|port| {
+            let sockets = format!("e=tcp://127.0.0.1:{port},block_size=16,model=m");
+            let server = format!("a=http://127.0.0.1:{port},model=m,block_size=16");
+            [parse(&sockets), parse(&server)].concat()
+        });
+        let endpoints = || {
+            let engines = bridge.engines().into_iter().map(|state| state.engine.endpoint);
+            let servers = bridge.servers().into_iter().map(|state| state.server.url);
+            engines.chain(servers).collect::<Vec<_>>()
+        };
+        let at = |port| ["tcp", "http"].map(|scheme| format!("{scheme}://127.0.0.1:{port}"));
+        for engine in &first {
+            match engine.clone() {
+                GivenEngine::Publisher(engine) => bridge.register(engine).unwrap(),
+                GivenEngine::Server(server) => bridge.register_server(server).unwrap(),
+            }
+        }
+        // A source that has never given the engine like this does not change it.
+        assert_eq!(bridge.replace("file:/a", &third).unwrap_err().len(), 2);
+        assert_eq!(bridge.replace("file:/a", &second).unwrap_err().len(), 2);
+        assert_eq!(endpoints(), at(1));
+        bridge.replace("file:/a", &first).unwrap();
+        bridge.replace("file:/a", &second).unwrap();
+        assert_eq!(endpoints(), at(2));
+        bridge.replace("file:/a", &[]).unwrap();
+        assert_eq!(endpoints(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
     async fn an_engine_that_a_source_drops_is_followed_as_another_source_gives_it() {
         let bridge = Bridge::new(Subjects::new("kv").unwrap(), BridgeOptions::default());
         let parse = |text: &str| crate::parse_engine(text, &EngineDefaults::default()).unwrap();

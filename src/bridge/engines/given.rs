@@ -115,17 +115,19 @@ impl Bridge {
     /// - An engine with another identity, or another setting, is followed anew, from the beginning.
     /// - An engine that differs only in its address or labels is still followed.
     ///
-    /// Engines that other sources give, or that were registered, stay.
+    /// Engines that other sources give, or that were registered, stay. The registration of an engine ends if `source`
+    /// gave the engine with the same settings as the registration, and now gives it with others.
     ///
     /// # Errors
     ///
     /// One refusal for each engine that is not followed. The engine is tried again with the next call.
     pub fn replace(&self, source: &str, engines: &[GivenEngine]) -> Result<(), Vec<RegisterRefusal>> {
-        let others = {
+        let (others, ended) = {
             let mut state = self.inner.state.lock();
             let mut before = state.given.0.remove(source).unwrap_or_default();
             let now = Set::new(engines);
             state.given.0.insert(source.to_owned(), now.clone());
+            let ended = state.end_changed(&before, &now);
             for key in before.servers.keys() {
                 self.release_server(&mut state, key);
             }
@@ -136,7 +138,7 @@ impl Bridge {
             before
                 .publishers
                 .retain(|key, _| !now.publishers.contains_key(key));
-            state.given.named_like(&before)
+            (state.given.named_like(&before), ended)
         };
         let refused: Vec<RegisterRefusal> = engines
             .iter()
@@ -145,6 +147,12 @@ impl Bridge {
         for other in others {
             // The other source tries an engine that is refused here again.
             let _ = self.follow(other);
+        }
+        if !ended.is_empty() {
+            self.keep_registered();
+        }
+        for engine in ended {
+            self.share(engine, false);
         }
         if refused.is_empty() { Ok(()) } else { Err(refused) }
     }
@@ -160,6 +168,32 @@ impl Bridge {
 }
 
 impl BridgeState {
+    /// Ends the registration of each engine whose present settings are those of `before`, and which a source gives with
+    /// other settings `now`. Otherwise the source could not change the engine. Returns the engines whose registrations
+    /// have ended.
+    fn end_changed(&mut self, before: &Set, now: &Set) -> Vec<GivenEngine> {
+        let mut ended = Vec::new();
+        for key in now.publishers.keys() {
+            if let Some(followed) = self.engines.get_mut(key)
+                && before.has_publisher(&followed.engine)
+                && !now.has_publisher(&followed.engine)
+                && std::mem::take(&mut followed.is_registered)
+            {
+                ended.push(GivenEngine::Publisher(followed.engine.clone()));
+            }
+        }
+        for key in now.servers.keys() {
+            if let Some(asked) = self.servers.get_mut(key)
+                && before.has_server(&asked.handle.server)
+                && !now.has_server(&asked.handle.server)
+                && std::mem::take(&mut asked.is_registered)
+            {
+                ended.push(asked.given());
+            }
+        }
+        ended
+    }
+
     /// Stops following an engine that was not registered and that no source gives with its present settings. An engine
     /// that a server has reported stays.
     pub(super) fn release(&mut self, key: &EngineKey) {

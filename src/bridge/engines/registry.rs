@@ -31,7 +31,7 @@ impl Bridge {
     }
 
     /// Tells the other bridges that `engine` was registered here, or unregistered. Does nothing if no registrations are shared.
-    fn share(&self, engine: GivenEngine, is_registered: bool) {
+    pub(super) fn share(&self, engine: GivenEngine, is_registered: bool) {
         if let Some(shared) = self.shared_registrations() {
             let registration = Registration {
                 engine,

@@ -118,7 +118,7 @@ impl Follower {
 
     /// Recovers batches that were lost while the replay socket was silent: takes everything from the socket anew, if it
     /// still has all batches. Does nothing until the socket has proved to belong to the engine. If the socket breaks
-    /// its answer off, the bridge tries again later.
+    /// its answer off, the bridge tries again later, with growing pauses.
     pub(super) async fn make_up(&mut self) -> Result<(), FollowError> {
         if self.connection != ConnectionState::Proven || !std::mem::take(&mut self.has_missed) {
             return Ok(());
@@ -126,14 +126,24 @@ impl Follower {
         if self.relay.doubt() != Some(Reason::LostBatches) {
             return Ok(());
         }
-        match self.reaches_back().await {
+        let made_up = match self.reaches_back().await {
             Ok(true) => self.take_all().await,
             Ok(false) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match made_up {
             Err(FollowError::Socket(error)) if !error.is_cut() => {
-                self.follow_without_replay(&error, REPLAY_BACKOFF.pause(REPLAY_ATTEMPTS));
+                if self.relay.doubt() != Some(Reason::LostBatches) {
+                    // Only a part of the batches has been taken anew.
+                    self.relay.lose(Reason::LostBatches).await?;
+                }
+                self.broken_answers = self.broken_answers.saturating_add(1);
+                // A question without an answer must not end the connection, which is still good.
+                self.replay_failures = self.replay_failures.max(REPLAY_ATTEMPTS);
+                self.follow_without_replay(&error, REPLAY_BACKOFF.pause(self.broken_answers));
                 Ok(())
             }
-            Err(error) => Err(error),
+            made_up => made_up,
         }
     }
 
@@ -149,6 +159,7 @@ impl Follower {
         if !self.ask_all().await? {
             return self.lost().await;
         }
+        self.broken_answers = 0;
         self.settle_identity().await?;
         self.known_at = Instant::now();
         match self.stalls.is_news(look) {

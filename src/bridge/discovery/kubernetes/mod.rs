@@ -113,6 +113,11 @@ impl KubernetesError {
     fn is_gone(&self) -> bool {
         matches!(self, Self::Client(kube::Error::Api(status)) if status.code == 410)
     }
+
+    /// Whether an object, or a line of a watch, has another form than the bridge can read.
+    fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Client(kube::Error::SerdeError(_)))
+    }
 }
 
 /// Kind of objects that are read, and the namespace. Errors name both.

@@ -7,6 +7,7 @@
 //! | ends a watch, after [`STANDS_AFTER`] or later | begins the next watch |
 //! | ends a watch at once, or fails | begins the next watch after a pause, which grows with each failure |
 //! | no longer has the version (410) | lists the objects anew |
+//! | tells an object that cannot be read | reports a failure, and reads on |
 //!
 //! The objects are also listed anew every [`LISTED_FOR`], because versions may have begun anew, as after a restore of
 //! etcd. No watch tells that.
@@ -18,9 +19,10 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use kube::api::{ListParams, WatchParams};
-use kube::core::WatchEvent;
+use kube::core::{ObjectList, Request, WatchEvent};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::super::reports::{FOUND_MAX, Reports};
@@ -145,9 +147,10 @@ where
             ..WatchParams::default()
         };
         self.version = Some(version.clone());
-        let events = self.watched.api.watch(&parameters, &version).await;
-        let mut events = pin!(events.map_err(|error| self.watched.scope.error(error))?);
+        // The API, or a proxy, may hold an answer back until the first event, or until the end.
         let stands_at = Instant::now() + STANDS_AFTER;
+        let events = watch(&self.watched.api, &parameters, &version).await;
+        let mut events = pin!(events.map_err(|error| self.watched.scope.error(error))?);
         let mut stands = false;
         loop {
             let first = match stands {
@@ -156,8 +159,7 @@ where
                     Ok(event) => event,
                     Err(_) => {
                         stands = true;
-                        self.failures = 0;
-                        (self.watched.take)(&self.known);
+                        self.stand();
                         continue;
                     }
                 },
@@ -165,20 +167,33 @@ where
             match self.gather(first, &mut events).await? {
                 true => {}
                 false if stands => return Ok(()),
+                false if Instant::now() >= stands_at => {
+                    self.stand();
+                    return Ok(());
+                }
                 false => return Err(KubernetesError::Ended),
             }
         }
     }
 
+    /// Notes that a watch counts as a success, which ends earlier failures.
+    fn stand(&mut self) {
+        self.failures = 0;
+        (self.watched.take)(&self.known);
+    }
+
     /// Lists the objects. Returns the version of the list.
     async fn list(&mut self) -> Result<String, KubernetesError> {
         let mut parameters = self.watched.selected.clone().limit(PAGE_OBJECTS);
-        let mut listed = KnownObjects(BTreeMap::new());
+        let (mut listed, mut unread) = (KnownObjects(BTreeMap::new()), None);
         loop {
-            let page = self.watched.api.list(&parameters).await;
+            let page = page(&self.watched.api, &parameters).await;
             let page = page.map_err(|error| self.watched.scope.error(error))?;
-            for object in &page.items {
-                listed.put(object, self.watched.read);
+            for object in page.items {
+                match serde_json::from_value::<K>(object) {
+                    Ok(object) => listed.put(&object, self.watched.read),
+                    Err(error) => unread = Some(kube::Error::SerdeError(error)),
+                }
             }
             let is_told = |text: &String| !text.is_empty();
             parameters.continue_token = page.metadata.continue_.filter(is_told);
@@ -188,6 +203,9 @@ where
                 self.known = listed;
                 self.list_at = Instant::now() + LISTED_FOR;
                 (self.watched.take)(&self.known);
+                if let Some(error) = unread {
+                    self.watched.reports.fail(&error);
+                }
                 return Ok(version);
             }
         }
@@ -198,22 +216,25 @@ where
     ///
     /// # Errors
     ///
-    /// The error that has ended the watch. Events before it are applied and reported.
+    /// The error that has ended the watch. Events before it are applied and reported. An event that cannot be read does
+    /// not end the watch: a new watch would begin with the same event.
     async fn gather(
         &mut self,
-        first: Option<kube::Result<WatchEvent<K>>>,
-        events: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin + Send),
+        first: Option<kube::Result<WatchEvent<Value>>>,
+        events: &mut (impl Stream<Item = kube::Result<WatchEvent<Value>>> + Unpin + Send),
     ) -> Result<bool, KubernetesError> {
         let until = Instant::now() + GATHERED_FOR;
-        let (mut next, mut has_changed) = (first, false);
+        let (mut next, mut has_changed, mut unread) = (first, false, None);
         let ended = loop {
-            match next {
-                Some(Ok(event)) => match self.apply(&event) {
-                    Ok(is_change) => has_changed |= is_change,
-                    Err(error) => break Err(error),
-                },
-                Some(Err(error)) => break Err(self.watched.scope.error(error)),
+            let applied = match next {
+                Some(Ok(event)) => self.apply(event),
+                Some(Err(error)) => Err(self.watched.scope.error(error)),
                 None => break Ok(false),
+            };
+            match applied {
+                Ok(is_change) => has_changed |= is_change,
+                Err(error) if error.is_unreadable() => unread = Some(error),
+                Err(error) => break Err(error),
             }
             match timeout_at(until, events.next()).await {
                 Ok(event) => next = event,
@@ -223,30 +244,57 @@ where
         if has_changed {
             (self.watched.take)(&self.known);
         }
+        if let Some(error) = unread {
+            self.watched.reports.fail(&error);
+        }
         ended
     }
 
     /// Applies an event. Returns whether an object has changed.
-    fn apply(&mut self, event: &WatchEvent<K>) -> Result<bool, KubernetesError> {
-        let (version, is_change) = match event {
-            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                self.known.put(object, self.watched.read);
-                (object.resource_version(), true)
+    fn apply(&mut self, event: WatchEvent<Value>) -> Result<bool, KubernetesError> {
+        let (object, is_gone) = match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
+            WatchEvent::Deleted(object) => (object, true),
+            WatchEvent::Bookmark(mark) => {
+                self.know_until(Some(mark.metadata.resource_version));
+                return Ok(false);
             }
-            WatchEvent::Deleted(object) => {
-                self.known.remove(object);
-                (object.resource_version(), true)
-            }
-            WatchEvent::Bookmark(mark) => (Some(mark.metadata.resource_version.clone()), false),
-            WatchEvent::Error(status) => {
-                let error = kube::Error::Api(status.clone());
-                return Err(self.watched.scope.error(error));
-            }
+            WatchEvent::Error(status) => return Err(self.watched.scope.error(kube::Error::Api(status))),
         };
-        // Without a version, the objects are listed with the next watch.
-        self.version = version.filter(|version| !version.is_empty());
-        Ok(is_change)
+        let version = object.pointer("/metadata/resourceVersion");
+        self.know_until(version.and_then(Value::as_str).map(str::to_owned));
+        let object: K = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
+        match is_gone {
+            true => self.known.remove(&object),
+            false => self.known.put(&object, self.watched.read),
+        }
+        Ok(true)
     }
+
+    /// Notes the version up to which the objects are known. Without a version, the objects are listed with the next
+    /// watch.
+    fn know_until(&mut self, version: Option<String>) {
+        self.version = version.filter(|version| !version.is_empty());
+    }
+}
+
+/// Asks for one page of a list. Its objects are not decoded yet, so that one that cannot be read does not stop the
+/// others.
+async fn page<K: Resource + Clone>(api: &Api<K>, parameters: &ListParams) -> kube::Result<ObjectList<Value>> {
+    let request = Request::new(api.resource_url()).list(parameters);
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    api.clone().into_client().request(request).await
+}
+
+/// Begins a watch behind `version`. As in [`page`], the objects are not decoded yet.
+async fn watch<K: Resource + Clone>(
+    api: &Api<K>,
+    parameters: &WatchParams,
+    version: &str,
+) -> kube::Result<impl Stream<Item = kube::Result<WatchEvent<Value>>> + use<K>> {
+    let request = Request::new(api.resource_url()).watch(parameters, version);
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    api.clone().into_client().request_events(request).await
 }
 
 #[cfg(test)]

@@ -43,6 +43,15 @@ impl Answer {
         Self::new(200, &list)
     }
 
+    /// A page of a list at version `version`, behind which the list goes on at `next`.
+    fn page(pods: &[Value], version: &str, next: &str) -> Self {
+        let metadata = json!({"resourceVersion": version, "continue": next});
+        Self::new(
+            200,
+            &json!({"apiVersion": "v1", "kind": "PodList", "metadata": metadata, "items": pods}),
+        )
+    }
+
     /// A refusal, as the answer to a question.
     fn refusal(code: u16) -> Self {
         Self::new(code, &status(code))
@@ -91,11 +100,12 @@ impl Body for Answer {
     }
 }
 
-/// An API that gives these answers, and notes whether each question was for a list.
+/// An API that gives these answers, and notes the questions: their queries, and whether each was for a list.
 #[derive(Clone)]
 struct FakeApi {
     answers: Arc<Mutex<VecDeque<Answer>>>,
     lists: Arc<Mutex<Vec<bool>>>,
+    queries: Arc<Mutex<Vec<String>>>,
 }
 
 impl Service<Request<kube::client::Body>> for FakeApi {
@@ -110,6 +120,7 @@ impl Service<Request<kube::client::Body>> for FakeApi {
     fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
         let query = request.uri().query().unwrap_or_default();
         self.lists.lock().push(!query.contains("watch="));
+        self.queries.lock().push(query.to_owned());
         let answer = self.answers.lock().pop_front().unwrap();
         let mut response = Response::new(answer);
         *response.status_mut() = hyper::StatusCode::from_u16(response.body().code).unwrap();
@@ -145,6 +156,7 @@ impl Site {
             api: FakeApi {
                 answers: Arc::new(Mutex::new(answers.into_iter().collect())),
                 lists: Arc::default(),
+                queries: Arc::default(),
             },
             reports,
             scope: ObjectScope {
@@ -265,6 +277,94 @@ async fn objects_are_listed_anew_when_their_version_is_gone_and_after_a_time() {
         watcher.go_on().await;
         assert_eq!(site.api.lists.lock()[6..], [true, false]);
         assert_eq!(site.taken(), [["a"], ["a"], ["a"], ["a"]]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_list_replaces_the_objects() {
+    let gone = Answer::watch(&[event("ERROR", &status(410))]);
+    let answers = [Answer::list(&[pod("a", "1"), pod("b", "1")]), gone];
+    let site = Site::new(
+        answers
+            .into_iter()
+            .chain([Answer::list(&[pod("b", "1")]), Answer::ended_watch()]),
+    );
+    site.watch(async |watcher| {
+        watcher.go_on().await;
+        watcher.go_on().await;
+        assert_eq!(site.taken(), [vec!["a", "b"], vec!["b"]]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_list_is_reported_when_all_its_pages_are_read() {
+    let first = || Answer::page(&[pod("a", "1")], "7", "next");
+    let answers = [first(), Answer::refusal(403), first()];
+    let site = Site::new(
+        answers
+            .into_iter()
+            .chain([Answer::page(&[pod("b", "1")], "7", ""), Answer::ended_watch()]),
+    );
+    site.watch(async |watcher| {
+        watcher.go_on().await;
+        assert_eq!(site.taken(), Vec::<Vec<String>>::new());
+        watcher.go_on().await;
+        assert_eq!(site.taken(), [["a", "b"]]);
+        assert_eq!(*site.api.lists.lock(), [true, true, true, true, false]);
+        let queries = site.api.queries.lock();
+        let goes_on = |query: &String| query.contains("continue=next");
+        let expected = [false, true, false, true, false];
+        assert!(queries.iter().map(goes_on).eq(expected), "{queries:?}");
+        assert!(queries[4].contains("resourceVersion=7"), "{queries:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_bookmark_moves_the_version() {
+    let mark = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"resourceVersion": "8"}});
+    let answers = [
+        Answer::list(&[]),
+        Answer::broken_watch(&[event("BOOKMARK", &mark)]),
+        Answer::ended_watch(),
+    ];
+    let site = Site::new(answers);
+    site.watch(async |watcher| {
+        watcher.go_on().await;
+        watcher.go_on().await;
+        assert_eq!(site.taken(), [Vec::<String>::new()]);
+        let queries = site.api.queries.lock();
+        assert!(queries[2].contains("resourceVersion=8"), "{queries:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_does_not_stop_the_others() {
+    let odd = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": 5, "resourceVersion": "3"}});
+    let events = [
+        event("ADDED", &pod("b", "2")),
+        event("ADDED", &odd),
+        json!("no event"),
+        event("ADDED", &pod("c", "4")),
+        event(
+            "MODIFIED",
+            &json!({"metadata": {"name": 5, "resourceVersion": "5"}}),
+        ),
+    ];
+    let answers = [Answer::list(&[pod("a", "1"), odd]), Answer::broken_watch(&events)];
+    let site = Site::new(answers);
+    site.watch(async |watcher| {
+        watcher.list().await.unwrap();
+        assert_eq!(site.taken(), [["a"]]);
+        assert!(site.last_error().unwrap().contains("invalid type"));
+        watcher.version = Some("1".to_owned());
+        watcher.go_on().await;
+        assert_eq!(site.taken(), [["a", "b", "c"]]);
+        assert_eq!(watcher.version.as_deref(), Some("5"));
+        assert_eq!(*site.api.lists.lock(), [true, false]);
     })
     .await;
 }
