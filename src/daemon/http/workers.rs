@@ -174,7 +174,8 @@ fn check_count(count: usize) -> Result<(), WireError> {
         return Ok(());
     }
     let text = format!(
-        "there are {count} workers, a list has at most {WORKERS_MAX}; ask for one model, or the admin listener for /workers"
+        "there are {count} workers, a list has at most {WORKERS_MAX}; ask for one model, or the admin \
+         listener for /workers"
     );
     Err(WireError::new(ErrorCode::TooLarge, text))
 }
