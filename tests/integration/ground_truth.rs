@@ -50,6 +50,7 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
     assert_eq!(judge(&late, claim(3, false)), Verdict::Degraded);
     for (also, verdict) in [
         (DegradedReason::Behind, Verdict::Momentary),
+        (DegradedReason::Unverified, Verdict::Momentary),
         (DegradedReason::Gap, Verdict::Degraded),
     ] {
         let mut changing = claim(3, false);

@@ -310,9 +310,15 @@ impl Truth {
                 ));
             }
         }
+        // While a holder's first batch is applied, the holder is not verified yet.
+        let is_momentary = |degraded: DegradedReasons| {
+            let is_first = degraded.contains(DegradedReason::Changing);
+            let of_first = degraded.without(DegradedReason::Unverified);
+            degraded.are_of_the_moment() || is_first && of_first.are_of_the_moment()
+        };
         if honest(reply).all(|found| found.exact) {
             Verdict::Exact
-        } else if honest(reply).all(|found| found.exact || found.degraded.are_of_the_moment()) {
+        } else if honest(reply).all(|found| found.exact || is_momentary(found.degraded)) {
             Verdict::Momentary
         } else {
             Verdict::Degraded
