@@ -3,7 +3,7 @@
 use kvatlas_core::wire::{AdminHolder, Rank};
 use kvatlas_telemetry::labels::LaneWork;
 
-use super::holder::{Afterwards, Context};
+use super::holder::Afterwards;
 use super::job::HolderCommand;
 use super::lane::Lane;
 use super::line::{HolderKey, WorkerKey};
@@ -35,12 +35,7 @@ impl Lane {
         let mut count = 0;
         match command {
             HolderCommand::Doubt => {
-                let context = Context {
-                    clocks: self.clocks(),
-                    holding: &self.holding,
-                    clock: &self.clock,
-                    tally: &self.tally,
-                };
+                let context = self.parts.context(self.clocks());
                 let mut leaving = Vec::new();
                 for (key, holder) in self.holders.range_mut(keys) {
                     if holder.note_operator_doubt(context) == Afterwards::Leaves {

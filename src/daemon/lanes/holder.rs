@@ -45,6 +45,25 @@ pub(super) struct JobClocks {
     pub(super) is_new: bool,
 }
 
+/// Parts of a lane that its holders use.
+pub(super) struct LaneParts {
+    pub(super) holding: HoldingLimits,
+    pub(super) clock: LaneClock,
+    pub(super) tally: BatchTally,
+}
+
+impl LaneParts {
+    /// Returns the parts for one job, which has the clock readings `clocks`.
+    pub(super) fn context(&self, clocks: JobClocks) -> Context<'_> {
+        Context {
+            clocks,
+            holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
+        }
+    }
+}
+
 /// Parts of a lane that a holder uses during one job.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {

@@ -15,8 +15,7 @@ use kvatlas_telemetry::labels::DropReason;
 use super::clock::{LaneClock, now_us};
 use super::flow::Flows;
 use super::freshness::MessageArrival;
-use super::held::HoldingLimits;
-use super::holder::{Afterwards, Context, Holder, JobClocks};
+use super::holder::{Afterwards, Holder, JobClocks, LaneParts};
 use super::job::{BatchesJob, Job, LaneTimes};
 use super::line::{Assignments, HolderKey, InFlight, Sender, WorkerKey, ranks_of};
 use super::liveness::{ListeningClock, Silence};
@@ -38,13 +37,11 @@ pub(crate) struct Lane {
     assignments: Arc<Assignments>,
     flows: Arc<Flows>,
     pub(super) limits: Live<LaneLimits>,
-    pub(super) holding: HoldingLimits,
+    pub(super) parts: LaneParts,
     liveness: Arc<LivenessSettings>,
     listening: ListeningClock,
     /// Notification that a holder has begun to wait for missing batches.
     pub(super) doubts: Arc<Notify>,
-    pub(super) clock: LaneClock,
-    pub(super) tally: BatchTally,
     /// Holder of the last batch, taken out of `holders` for now. The next batch is usually for the same holder.
     current: Option<(HolderKey, Box<Holder>)>,
 }
@@ -66,12 +63,14 @@ impl Lane {
             assignments,
             flows,
             limits,
-            holding: settings.holding_limits(),
+            parts: LaneParts {
+                holding: settings.holding_limits(),
+                clock: LaneClock::new(),
+                tally: BatchTally::default(),
+            },
             liveness,
             listening: ListeningClock::default(),
             doubts,
-            clock: LaneClock::new(),
-            tally: BatchTally::default(),
             current: None,
         }
     }
@@ -81,21 +80,21 @@ impl Lane {
         let mut jobs = Vec::new();
         let mut done = None;
         while let Some(turn) = queue.next(done, &mut jobs) {
-            self.clock.begin_turn();
+            self.parts.clock.begin_turn();
             let mut since = Duration::ZERO;
             let mut rest = jobs.drain(..).peekable();
             while let Some(job) = rest.next() {
                 let work = job.work();
                 self.work(job);
                 if rest.peek().is_none_or(|next| next.work() != work) {
-                    self.clock.lap();
-                    let now = self.clock.turn_elapsed();
+                    self.parts.clock.lap();
+                    let now = self.parts.clock.turn_elapsed();
                     times.spend(work, now - since);
                     since = now;
                 }
             }
             drop(rest);
-            self.tally.count();
+            self.parts.tally.count();
             done = Some((turn, since));
         }
     }
@@ -192,12 +191,7 @@ impl Lane {
                 return false;
             }
         };
-        let context = Context {
-            clocks,
-            holding: &self.holding,
-            clock: &self.clock,
-            tally: &self.tally,
-        };
+        let context = self.parts.context(clocks);
         let waited = holder.is_waiting();
         let afterwards = holder.apply(received, context);
         if holder.is_waiting() && !waited {
@@ -354,12 +348,7 @@ impl Lane {
         if lost.has_unknown {
             self.doubt(worker, clocks);
         }
-        let context = Context {
-            clocks,
-            holding: &self.holding,
-            clock: &self.clock,
-            tally: &self.tally,
-        };
+        let context = self.parts.context(clocks);
         let unix_us = context.clocks.unix_us;
         let epoch_max = epoch_max_at(unix_us, self.limits.now().epoch_ahead_max);
         let mut leaving = Vec::new();
@@ -399,12 +388,7 @@ impl Lane {
             return false;
         };
         unheld::count(sender, batch, &why, false);
-        let context = Context {
-            clocks,
-            holding: &self.holding,
-            clock: &self.clock,
-            tally: &self.tally,
-        };
+        let context = self.parts.context(clocks);
         holder.note_unbelieved(batch, context);
         true
     }
@@ -431,12 +415,7 @@ impl Lane {
                 // Noted, so that a redelivered batch of the old process makes no holder.
                 holder.high_water.note(batch);
             } else {
-                let context = Context {
-                    clocks,
-                    holding: &self.holding,
-                    clock: &self.clock,
-                    tally: &self.tally,
-                };
+                let context = self.parts.context(clocks);
                 holder.contest(batch, context);
             }
         }
@@ -455,12 +434,7 @@ impl Lane {
     /// says whether messages can be received at present. `stream_clock` dates restored holders.
     pub(super) fn tick(&mut self, is_listening: bool, stream_clock: &ServerClock) {
         self.listening.look(self.clocks().monotonic_us, is_listening);
-        let context = Context {
-            clocks: self.clocks(),
-            holding: &self.holding,
-            clock: &self.clock,
-            tally: &self.tally,
-        };
+        let context = self.parts.context(self.clocks());
         // `None` while no messages can be received. Every holder is then in doubt for another reason.
         let now_us_if_listening = is_listening.then(now_us);
         let mut leaving = Vec::new();
@@ -503,8 +477,8 @@ impl Lane {
     /// Returns the clock readings for a job without a message.
     pub(super) fn clocks(&self) -> JobClocks {
         JobClocks {
-            monotonic_us: self.clock.monotonic_us(),
-            unix_us: self.clock.unix_us(),
+            monotonic_us: self.parts.clock.monotonic_us(),
+            unix_us: self.parts.clock.unix_us(),
             listening_us: self.listening.now_us(),
             seen_us: 0,
             is_new: false,

@@ -68,12 +68,7 @@ impl LanePool {
         let (worker, rank) = holder.clone();
         let task = move |lane: &mut Lane, worker: &WorkerKey| {
             let key = (worker.clone(), rank);
-            let context = Context {
-                clocks: clocks(lane),
-                holding: &lane.holding,
-                clock: &lane.clock,
-                tally: &lane.tally,
-            };
+            let context = lane.parts.context(clocks(lane));
             let (told, afterwards) = step(lane.holders.get_mut(&key)?, context);
             if afterwards == Afterwards::Leaves {
                 lane.take_leave(&key);
