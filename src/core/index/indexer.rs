@@ -119,6 +119,12 @@ impl PositionalIndexer {
         self.shared.slots.load().holders_of(workers).cloned().collect()
     }
 
+    /// Whether the index has a holder of `worker`.
+    pub fn has_worker(&self, worker: &WorkerName) -> bool {
+        let slots = self.shared.slots.load();
+        slots.holders_of(std::slice::from_ref(worker)).next().is_some()
+    }
+
     /// Returns the number of holders whose state is not certain. Looks at each holder only if something has changed
     /// since the last call.
     pub fn doubtful_holders(&self, trust: &StreamTrust) -> DoubtfulHolders {

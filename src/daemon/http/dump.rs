@@ -221,12 +221,7 @@ async fn write_holder(
     if is_pool(&dump.frame.worker) {
         return Ok(());
     }
-    let is_known = |worker: &WorkerName| {
-        !namespace
-            .indexer
-            .holders_of(std::slice::from_ref(worker))
-            .is_empty()
-    };
+    let is_known = |worker: &WorkerName| namespace.indexer.has_worker(worker);
     let (instance_id, rank) = (instance_among(&dump.frame.worker, &is_known), dump.frame.rank);
     for (tier, event) in dump.into_events() {
         let Event::Stored(stored) = event else {

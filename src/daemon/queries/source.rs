@@ -174,10 +174,7 @@ impl Source {
 
     /// Whether the namespace `name` has a holder of `worker`. A gateway cannot tell, so it always returns false.
     pub(crate) fn knows_worker(&self, name: &NamespaceName, worker: &WorkerName) -> bool {
-        let has = |namespace: Arc<Namespace>| {
-            let workers = std::slice::from_ref(worker);
-            !namespace.indexer.holders_of(workers).is_empty()
-        };
+        let has = |namespace: Arc<Namespace>| namespace.indexer.has_worker(worker);
         match self {
             Self::Here(index) => index.answerer.namespaces().get(name).is_some_and(has),
             Self::Shards(_) => false,
