@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_nats::connection::State;
-use kvatlas_client::publish::{PublishConnection, PublisherError, PublisherOptions};
+use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublisherError, PublisherOptions};
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::{ErrorCode, Outcome, Tier};
 use serde_json::{Value, json};
@@ -193,19 +193,28 @@ async fn a_flush_fails_while_the_server_is_silent() {
     publisher.flush().await.unwrap();
 }
 
+/// Starts a publisher without a delay, whose connection has room for one message. Returns the connection, too.
+async fn narrow_publisher(proxy: &Proxy, options: PublisherOptions) -> (async_nats::Client, HolderPublisher) {
+    let connecting = async_nats::ConnectOptions::new().client_capacity(1);
+    let nats = connecting.connect(proxy.url()).await.unwrap();
+    let options = PublisherOptions {
+        batch_delay: Duration::ZERO,
+        ..options
+    };
+    let publisher = engine(nats.clone(), &subjects(), "gpu-0", options).await;
+    publisher.flush().await.unwrap();
+    (nats, publisher)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_is_bounded_in_bytes() {
     let broker = Restartable::start(&server()).await;
     let proxy = Proxy::to(broker.port()).await;
-    let connecting = async_nats::ConnectOptions::new().client_capacity(1);
-    let nats = connecting.connect(proxy.url()).await.unwrap();
     let options = PublisherOptions {
         queue_bytes_max: 10_000,
-        batch_delay: Duration::ZERO,
         ..PublisherOptions::default()
     };
-    let publisher = engine(nats.clone(), &subjects(), "gpu-0", options).await;
-    publisher.flush().await.unwrap();
+    let (nats, publisher) = narrow_publisher(&proxy, options).await;
     proxy.set(Network {
         is_cut: true,
         ..Network::default()
@@ -243,16 +252,12 @@ async fn a_queue_is_bounded_in_bytes() {
 async fn a_goodbye_and_a_report_end_while_the_connection_takes_nothing() {
     let broker = Restartable::start(&server()).await;
     let proxy = Proxy::to(broker.port()).await;
-    let connecting = async_nats::ConnectOptions::new().client_capacity(1);
-    let nats = connecting.connect(proxy.url()).await.unwrap();
     let options = PublisherOptions {
         queue_batches_max: 1,
-        batch_delay: Duration::ZERO,
         patience: Duration::from_millis(200),
         ..PublisherOptions::default()
     };
-    let publisher = engine(nats.clone(), &subjects(), "gpu-0", options).await;
-    publisher.flush().await.unwrap();
+    let (nats, publisher) = narrow_publisher(&proxy, options).await;
 
     proxy.set(Network {
         is_cut: true,

@@ -60,12 +60,26 @@ impl World {
     /// Hands message number `sequence` of the stream to the lanes.
     async fn dispatch(&self, sequence: u64) {
         let (worker, payload) = message(sequence);
+        self.hand(worker, &payload).await;
+        self.position.set(cursor(sequence));
+    }
+
+    /// Hands a batch to the lanes that they refuse: its worker has another block size.
+    async fn dispatch_refused(&self) {
+        let batch = EventBatch {
+            block_size: BlockSize::new(32).ok(),
+            ..EventBatch::decode(&message(2).1, &WireLimits::default()).unwrap()
+        };
+        self.hand(WorkerName::new("other").unwrap(), &batch.encode())
+            .await;
+    }
+
+    async fn hand(&self, worker: WorkerName, payload: &[u8]) {
         let generation = self.trust.generation();
         self.pool
-            .dispatch(&namespace(), worker, &payload, generation)
+            .dispatch(&namespace(), worker, payload, generation)
             .await
             .unwrap();
-        self.position.set(cursor(sequence));
     }
 
     fn snapshotter(&self, folder: &Path) -> Arc<Snapshotter> {
@@ -239,16 +253,7 @@ async fn not_everybody_is_known_after_a_snapshot_that_was_written_while_a_refuse
     world.dispatch(1).await;
     world.pool.drain().await.unwrap();
     let standing = world.pool.stand_still();
-    let other = EventBatch {
-        block_size: BlockSize::new(32).ok(),
-        ..EventBatch::decode(&message(2).1, &WireLimits::default()).unwrap()
-    };
-    let (worker, generation) = (WorkerName::new("other").unwrap(), world.trust.generation());
-    world
-        .pool
-        .dispatch(&namespace(), worker, &other.encode(), generation)
-        .await
-        .unwrap();
+    world.dispatch_refused().await;
     let waiting = world.pool.messages_waiting();
     let snapshotter = world.snapshotter(folder.path());
     let saving = tokio::spawn(async move { save(&snapshotter).await });
@@ -271,17 +276,7 @@ async fn not_everybody_is_known_after_a_snapshot_that_was_written_while_batches_
         let world = World::new();
         world.dispatch(1).await;
         if is_dropped {
-            let (_, payload) = message(2);
-            let other = EventBatch {
-                block_size: BlockSize::new(32).ok(),
-                ..EventBatch::decode(&payload, &WireLimits::default()).unwrap()
-            };
-            let (worker, generation) = (WorkerName::new("other").unwrap(), world.trust.generation());
-            world
-                .pool
-                .dispatch(&namespace(), worker, &other.encode(), generation)
-                .await
-                .unwrap();
+            world.dispatch_refused().await;
         }
         world.pool.drain().await.unwrap();
         assert_eq!(world.pool.drops_some(), is_dropped);

@@ -2,11 +2,10 @@
 //! find must neither stay for ever nor be called exact.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
-use crate::wire::{
-    Event, HolderId, QueryKey, RemovedBlocks, ResumableBlocks, StoredBlocks, Tier, WorkerName,
-};
+use crate::wire::{Event, QueryKey, RemovedBlocks, ResumableBlocks, StoredBlocks, Tier};
 
 use super::api::*;
+use super::plain::{holder, index, sequence};
 use super::world::stored_by_lineage;
 
 /// Hash that very many blocks have.
@@ -14,19 +13,6 @@ const H: u64 = 0x1234_5678_9abc_def0;
 
 /// Number of blocks with one hash that the table finds.
 const PLACES: u64 = 16;
-
-fn index() -> PositionalIndexer {
-    PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default())
-}
-
-fn holder(index: &PositionalIndexer, worker: &str) -> HolderWriter {
-    let worker = WorkerName::new(worker).unwrap();
-    index.register(&HolderId { worker, rank: 0 }).unwrap()
-}
-
-fn sequence(hashes: &[u64]) -> Vec<SequenceHash> {
-    hashes.iter().copied().map(SequenceHash).collect()
-}
 
 fn stored(hashes: &[u64]) -> Event {
     Event::Stored(StoredBlocks::by_sequence(None, None, sequence(hashes)))

@@ -7,10 +7,7 @@ use crate::hash::SequenceHash;
 use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Capacity, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
-
-fn new_index() -> PositionalIndexer {
-    PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default())
-}
+use super::plain::index;
 
 fn register(index: &PositionalIndexer, rank: u32) -> HolderWriter {
     let worker = WorkerName::new("w").unwrap();
@@ -44,7 +41,7 @@ fn depth(index: &PositionalIndexer, chain: Vec<SequenceHash>) -> u32 {
 /// found.
 #[test]
 fn first_blocks_that_are_equal_in_most_bits_are_all_found() {
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     let first = |number: u64| number << 51 | 0x1234;
     for number in 0..200 {
@@ -72,7 +69,7 @@ fn first_blocks_that_are_equal_in_most_bits_are_all_found() {
 /// Test for defect 3: if a block moves to another parent, its children must not move with it.
 #[test]
 fn a_block_that_moves_is_credited_in_one_place() {
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     store(&mut writer, None, hashes([1, 5, 7]));
     store(&mut writer, None, hashes([2, 5]));
@@ -84,7 +81,7 @@ fn a_block_that_moves_is_credited_in_one_place() {
 /// must count only its own blocks.
 #[test]
 fn hashes_that_are_no_chain_are_noticed_under_names_too() {
-    let index = new_index();
+    let index = index();
     let (mut one, mut other, mut unnamed) = (register(&index, 0), register(&index, 1), register(&index, 2));
     let store_named = |writer: &mut HolderWriter, chain: &[u64], names: u64| {
         let mut stored = StoredBlocks::by_sequence(None, None, hashes(chain.iter().copied()));
@@ -116,7 +113,7 @@ fn hashes_that_are_no_chain_are_noticed_under_names_too() {
 /// Test for defect 4: very many blocks with one 51-bit fragment must cost as much as any other blocks.
 #[test]
 fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     // All of these hashes differ, but they agree in the bits by which the table finds them.
     for number in 0..4096_u64 {
@@ -142,7 +139,7 @@ fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
 /// of these holders leaves.
 #[test]
 fn a_conflict_ends_with_its_holders() {
-    let index = new_index();
+    let index = index();
     let (mut one, mut other) = (register(&index, 0), register(&index, 1));
     store(&mut one, None, hashes([1, 5]));
     store(&mut other, None, hashes([2, 5]));
@@ -162,7 +159,7 @@ fn a_conflict_ends_with_its_holders() {
 /// Test for defect 6: storing and removing the same blocks again and again must keep no memory.
 #[test]
 fn changing_one_block_again_and_again_keeps_no_memory() {
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     for _ in 0..20_000 {
         store(&mut writer, None, hashes(1..=100));
@@ -175,7 +172,7 @@ fn changing_one_block_again_and_again_keeps_no_memory() {
 /// them.
 #[test]
 fn a_first_block_comes_and_goes_beside_any_number_of_others() {
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     store(&mut writer, None, hashes(1..=200_000));
     assert_eq!(depth(&index, hashes(1..=200_000)), 200_000);
@@ -192,7 +189,7 @@ fn a_first_block_comes_and_goes_beside_any_number_of_others() {
 /// Test for defect 8: removing a branch must look at no other run.
 #[test]
 fn a_branch_goes_beside_very_many_others() {
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     store(&mut writer, None, hashes([1]));
     for branch in 2..50_000 {
@@ -207,7 +204,7 @@ fn a_branch_goes_beside_very_many_others() {
 /// Checks that a hole in the middle ends the prefix, and that the blocks after it count again once the hole is filled.
 #[test]
 fn holes_are_local() {
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     store(&mut writer, None, hashes(1..=10_000));
     remove(&mut writer, hashes((50..10_000).step_by(100)));
@@ -223,7 +220,7 @@ fn holes_are_local() {
 /// Checks that a block is held as long as one tier has it.
 #[test]
 fn tiers_are_held_one_by_one() {
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     let host = Tier::new(1).unwrap();
     let stored = || Event::Stored(StoredBlocks::by_sequence(None, None, hashes(1..=100)));
@@ -243,7 +240,7 @@ fn tiers_are_held_one_by_one() {
 /// holder uses must remove nothing.
 #[test]
 fn holders_with_names_of_their_own_share_blocks() {
-    let index = new_index();
+    let index = index();
     let mut writers: Vec<HolderWriter> = (0..3).map(|rank| register(&index, rank)).collect();
     for (own, writer) in (1..).zip(&mut writers) {
         let mut stored = StoredBlocks::by_sequence(None, None, hashes(1..=500));
@@ -266,7 +263,7 @@ fn holders_with_names_of_their_own_share_blocks() {
 #[test]
 fn queries_see_a_long_event_in_parts() {
     const BLOCKS: u64 = 200_000;
-    let index = new_index();
+    let index = index();
     let mut writer = register(&index, 0);
     let is_over = AtomicBool::new(false);
     let seen = std::thread::scope(|scope| {

@@ -19,6 +19,7 @@ mod operation;
 mod oracle;
 mod parking;
 mod passing;
+mod plain;
 mod rules;
 mod slot_sets;
 mod sparse;

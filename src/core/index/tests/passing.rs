@@ -6,23 +6,11 @@ use std::rc::Rc;
 
 use crate::hash::{BlockHash, Position, SequenceHash};
 use crate::index::runs::{RosterEntry, Spot, Wanted};
-use crate::wire::{BlockContent, Event, HolderId, QueryKey, Resumable, StoredBlocks, Tier, WorkerName};
+use crate::wire::{BlockContent, Event, QueryKey, Resumable, StoredBlocks, Tier};
 
 use super::api::*;
 use super::hook;
-
-fn index() -> PositionalIndexer {
-    PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default())
-}
-
-fn holder(index: &PositionalIndexer, worker: &str) -> HolderWriter {
-    let worker = WorkerName::new(worker).unwrap();
-    index.register(&HolderId { worker, rank: 0 }).unwrap()
-}
-
-fn sequence(hashes: &[u64]) -> Vec<SequenceHash> {
-    hashes.iter().copied().map(SequenceHash).collect()
-}
+use super::plain::{holder, index, sequence};
 
 fn stored(hashes: &[u64]) -> StoredBlocks {
     StoredBlocks::by_sequence(None, None, sequence(hashes))
