@@ -60,7 +60,7 @@ impl RunWriter<'_> {
         let Some(run) = self.run(id) else { return };
         let used = run.used.load(Ordering::Relaxed).max(tick);
         run.used.store(used, Ordering::Relaxed);
-        if run.queued.swap(1, Ordering::Relaxed) == 0 {
+        if !run.queued.swap(true, Ordering::Relaxed) {
             self.state.queue.push(Reverse((used, id)));
         }
     }
@@ -109,7 +109,7 @@ impl RunWriter<'_> {
             let is_greedy = |slot: &HolderSlot| greedy.is_none_or(|greedy| greedy.contains(*slot));
             if !victim.holders.iter().all(is_greedy) {
                 if let Some(run) = self.run(victim.run) {
-                    run.queued.store(1, Ordering::Relaxed);
+                    run.queued.store(true, Ordering::Relaxed);
                 }
                 self.state.spared.push(Reverse((tick, victim.run)));
                 spared += 1;
@@ -129,7 +129,7 @@ impl RunWriter<'_> {
             let Reverse((tick, id)) = self.state.queue.pop()?;
             let attached_end = self.attached_end(id);
             let Some(run) = self.run(id) else { continue };
-            run.queued.store(0, Ordering::Relaxed);
+            run.queued.store(false, Ordering::Relaxed);
             let (len, used) = (run.len(), run.used.load(Ordering::Relaxed));
             if len <= attached_end {
                 continue;

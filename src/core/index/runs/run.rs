@@ -15,7 +15,7 @@
 //! index explains why.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::epoch::Guard;
 
@@ -60,9 +60,8 @@ pub(crate) struct Run {
     pub(super) bars: Words,
     /// One bit for each block: set if only a fragment of the block's hash is known. Empty if all hashes are whole.
     pub(super) short: Words,
-    /// Whether the run is a twin: when the run was made, the block before it already had another child with the same
-    /// hash fragment.
-    pub(super) is_twin: AtomicU32,
+    /// Number of twins that branch off blocks of the run. See [`Self::is_twin`].
+    pub(super) twins: AtomicU32,
     /// Number of holders that have the last block of the run.
     pub(super) tops: AtomicU32,
     /// Number of holders that are storing blocks of this run and have released the lock on the runs. While it is above
@@ -71,8 +70,11 @@ pub(crate) struct Run {
     /// Serial number of the run among all runs that the index has made; it wraps around. It distinguishes the run
     /// from other runs that had the same number earlier.
     pub(crate) birth: AtomicU32,
+    /// Whether the run is a twin: when the run was made, the block before it already had another child with the same
+    /// hash fragment.
+    pub(super) is_twin: AtomicBool,
     /// Whether the run is in a queue of runs to evict.
-    pub(crate) queued: AtomicU32,
+    pub(crate) queued: AtomicBool,
     /// Marks: the lowest byte of every 64th hash. There are as many as fit in the run's two cache lines. A query
     /// compares the marks first, to find where its blocks begin to differ from the blocks of the run.
     marks: [AtomicU8; MARKS],
@@ -221,6 +223,12 @@ impl Run {
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {
         self.header.is_followed()
+    }
+
+    /// Whether twins branch off blocks of the run: several children of one block may have the same hash fragment.
+    #[inline]
+    pub(crate) fn has_twins(&self) -> bool {
+        self.twins.load(Ordering::Acquire) > 0
     }
 
     /// Offset of the first block whose position is a multiple of 32. Blocks from this offset on have fingerprints.

@@ -52,6 +52,8 @@ pub(super) struct Doubts {
     pub(super) barred: AtomicU64,
     /// Number of twins: runs made when the block before them already had another child with the same hash fragment.
     pub(super) twins: AtomicU64,
+    /// Number of twins that were ever made.
+    pub(super) twin_births: AtomicU64,
     /// Number of times that the change counter of any run has wrapped around.
     pub(super) wraps: AtomicU64,
 }
@@ -196,6 +198,13 @@ impl RunStore {
     #[inline]
     pub(crate) fn twins(&self) -> u64 {
         self.doubts.twins.load(Ordering::Acquire)
+    }
+
+    /// Number of twins that were ever made. If it has grown during a search by fragments, the search may have missed
+    /// one.
+    #[inline]
+    pub(crate) fn twin_births(&self) -> u64 {
+        self.doubts.twin_births.load(Ordering::Acquire)
     }
 
     #[inline]

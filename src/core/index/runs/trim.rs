@@ -72,7 +72,10 @@ impl RunWriter<'_> {
         let (first, start) = (run.first.load(Ordering::Relaxed), run.start());
         let key = self.store.heads.hash(parent, first & current_mask(start));
         state.change.bytes += self.store.heads.remove(&mut state.heads, key, id, &self.guard);
-        if run.is_twin.swap(0, Ordering::Relaxed) == 1 {
+        if run.is_twin.swap(false, Ordering::Relaxed) {
+            if let Some(before) = parent.and_then(|parent| self.store.run(parent.run, &self.guard)) {
+                before.twins.fetch_sub(1, Ordering::AcqRel);
+            }
             self.store.doubts.twins.fetch_sub(1, Ordering::AcqRel);
         }
         for words in [&run.column, &run.more, &run.short, &run.bars] {

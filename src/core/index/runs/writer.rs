@@ -343,10 +343,14 @@ impl<'s> RunWriter<'s> {
         run.first.store(first, Ordering::Relaxed);
         run.header.begin_at(position);
         self.store.count_step(run);
-        run.is_twin.store(u32::from(is_twin), Ordering::Relaxed);
+        run.is_twin.store(is_twin, Ordering::Relaxed);
         if is_twin {
-            // The count is raised before any holder has a block of the run.
+            // The counts are raised before any holder has a block of the run.
+            if let Some(before) = parent.and_then(|parent| self.store.run(parent.run, &self.guard)) {
+                before.twins.fetch_add(1, Ordering::AcqRel);
+            }
             self.store.doubts.twins.fetch_add(1, Ordering::AcqRel);
+            self.store.doubts.twin_births.fetch_add(1, Ordering::AcqRel);
         }
         run.birth.store(state.births, Ordering::Release);
         if let Some(parent) = parent {

@@ -208,6 +208,7 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
             is_chain: shared.is_chain(),
             found: std::array::from_fn(|_| Depths::default()),
             usable_max: start.usable_max,
+            twin_births: shared.runs.twin_births(),
             looked: SmallVec::new(),
             is_split: false,
         };
@@ -219,7 +220,8 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
         point();
         // A step that gives a hash a second parent counts it before anything of the step is seen.
         let was_chain = || !finder.is_chain || shared.is_chain();
-        if turn.is_some() || finder.is_of_one_instant() && shared.runs.wraps() == start.wraps && was_chain() {
+        let knew_all = || shared.runs.wraps() == start.wraps && was_chain() && finder.knew_twins();
+        if turn.is_some() || finder.is_of_one_instant() && knew_all() {
             return finder.found;
         }
     }
@@ -241,6 +243,8 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     looked: SmallVec<[(&'g Run, Version); 4]>,
     /// Maximum number of blocks that count as usable.
     usable_max: u32,
+    /// Number of twins that had ever been made before this pass.
+    twin_births: u64,
     /// Whether the found holders have been split by their numbers of usable blocks.
     is_split: bool,
 }
@@ -254,6 +258,12 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         fence(Ordering::Acquire);
         let mut looked = self.looked.iter();
         looked.all(|(run, version)| run.is_still(*version))
+    }
+
+    /// Whether no twin has been made during this pass, if it matters. Then the pass knew every block that fits the query.
+    #[inline]
+    fn knew_twins(&self) -> bool {
+        self.chain.is_whole() || self.store.twin_births() == self.twin_births
     }
 
     /// Splits the found holders by how many of their blocks they can use. At the call, `looked` must contain exactly

@@ -24,6 +24,7 @@ mod rules;
 mod slot_sets;
 mod sparse;
 mod trust;
+mod twins;
 mod walk;
 mod whole_hashes;
 mod world;

@@ -1,0 +1,118 @@
+//! Twins: children of one block whose hashes agree in the bits that a lineage hash keeps. A query by lineage hashes
+//! fits all of them, so a holder's depth is its greatest depth along any of them.
+
+use std::collections::BTreeSet;
+
+use crate::hash::{SequenceHash, lineage_hashes};
+use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+
+use super::api::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+use kvatlas_lab::random::{Random, mix, setting};
+
+/// Bits of a hash that no lineage hash keeps. Hashes that differ only in these bits are twins.
+const LOST_BITS: u32 = 59;
+
+/// Positions from which on a chain can have one of two twins. Each choice is one of the lost bits of all hashes from
+/// there on, so each hash stands for its whole prefix.
+const CHOICES: [usize; 5] = [0, 3, 8, 13, 22];
+
+/// Sequence hashes of a random chain. The bits that lineage hashes keep depend on the symbols up to the block, the
+/// others on the choices of twins.
+fn any_chain(random: &mut Random) -> Vec<u64> {
+    let chosen: [bool; 5] = std::array::from_fn(|_| random.chance(30));
+    let (mut kept, len) = (0, 1 + random.below(40));
+    let hash = |at| {
+        kept = mix(kept ^ mix(u64::from(random.chance(5)) + 1));
+        let lost = (0..5).filter(|choice| chosen[*choice] && CHOICES[*choice] <= at);
+        kept << (64 - LOST_BITS) >> (64 - LOST_BITS)
+            | lost.map(|choice| 1 << (LOST_BITS as usize + choice)).sum::<u64>()
+    };
+    (0..len).map(hash).collect()
+}
+
+/// A model's holder: the chains of sequence hashes of its blocks.
+struct Holder {
+    writer: HolderWriter,
+    blocks: BTreeSet<Vec<u64>>,
+}
+
+impl Holder {
+    /// Greatest number of leading blocks of `query` that the holder has, if only the bits of lineage hashes count.
+    fn depth(&self, query: &[u64]) -> u32 {
+        let fits = |held: &Vec<u64>| {
+            held.len() <= query.len()
+                && held
+                    .iter()
+                    .zip(query)
+                    .all(|(held, wanted)| (held ^ wanted) << (64 - LOST_BITS) == 0)
+                && (1..held.len()).all(|end| self.blocks.contains(&held[..end]))
+        };
+        let depths = self.blocks.iter().filter(|held| fits(held)).map(Vec::len);
+        u32::try_from(depths.max().unwrap_or(0)).unwrap()
+    }
+
+    fn store(&mut self, chain: &[u64], from: usize) {
+        if from > 0 && !self.blocks.contains(&chain[..from]) {
+            return;
+        }
+        let parent = from.checked_sub(1).map(|at| SequenceHash(chain[at]));
+        let hashes = chain[from..].iter().copied().map(SequenceHash).collect();
+        let stored = Event::Stored(StoredBlocks::by_sequence(parent, None, hashes));
+        self.writer.apply(stored, Tier::DEVICE, 0);
+        self.blocks
+            .extend((from..chain.len()).map(|end| chain[..=end].to_vec()));
+    }
+
+    fn remove(&mut self, chain: &[u64], from: usize) {
+        let hashes = chain[from..].iter().copied().map(SequenceHash).collect();
+        let removed = RemovedBlocks {
+            hashes,
+            ..RemovedBlocks::default()
+        };
+        self.writer.apply(Event::Removed(removed), Tier::DEVICE, 0);
+        for end in from..chain.len() {
+            self.blocks.remove(&chain[..=end]);
+        }
+    }
+}
+
+#[test]
+fn each_holder_is_found_at_its_greatest_depth_along_twins() {
+    let mut random = Random::new(setting("KVATLAS_TEST_SEED", 5));
+    let mut found_deep = 0;
+    for _ in 0..setting("KVATLAS_TEST_ROUNDS", 200) {
+        let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+        let mut holders: Vec<Holder> = (0..3)
+            .map(|number: u32| {
+                let worker = WorkerName::new(&number.to_string()).unwrap();
+                let writer = index.register(&HolderId { worker, rank: 0 }).unwrap();
+                Holder {
+                    writer,
+                    blocks: BTreeSet::new(),
+                }
+            })
+            .collect();
+        for _ in 0..60 {
+            let chain = any_chain(&mut random);
+            let (from, number) = (random.below(chain.len()), random.below(holders.len()));
+            let holder = &mut holders[number];
+            match random.below(4) {
+                0 => holder.remove(&chain, from),
+                1 => holder.store(&chain, from),
+                _ => holder.store(&chain, 0),
+            }
+            let query = any_chain(&mut random);
+            let whole: Vec<_> = query.iter().copied().map(SequenceHash).collect();
+            let key = QueryKey::LineageHashes(lineage_hashes(&whole).collect::<Result<_, _>>().unwrap());
+            let matches = index.find_matches(&key, Search::default()).unwrap();
+            for (number, holder) in holders.iter().enumerate() {
+                let is_it = |id: &HolderId| id.worker.as_str() == number.to_string();
+                let found = matches.holders().find(|found| is_it(&found.holder.id));
+                let depth = found.map_or(0, |found| found.matched_blocks);
+                assert_eq!(depth, holder.depth(&query), "holder {number}, query {query:x?}");
+                found_deep += usize::from(depth > 4);
+            }
+        }
+    }
+    assert!(found_deep > 100, "{found_deep}");
+}
