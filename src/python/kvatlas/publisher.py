@@ -140,6 +140,7 @@ class Publisher:
         self._questions: Subscription | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
         self.counters = PublisherCounters()
         refusals_of(connection).hear(self._hear)
 
@@ -170,7 +171,11 @@ class Publisher:
         given = replace(given, batch_bytes_max=min(given.batch_bytes_max, room))
         publisher = cls(connection, subjects.events(namespace, worker), rank, given)
         if given.answers_resyncs:
-            await publisher._listen(subjects.resync(namespace, worker, rank))
+            try:
+                await publisher._listen(subjects.resync(namespace, worker, rank))
+            except BaseException:
+                refusals_of(connection).unhear(publisher._hear)
+                raise
         publisher._task = asyncio.create_task(publisher._run(), name=f"kvatlas publisher {worker}/{rank}")
         return publisher
 
@@ -312,14 +317,28 @@ class Publisher:
             await self.aclose(max(deadline - time.monotonic(), _PAUSE))
 
     async def aclose(self, patience: float = PATIENCE) -> None:
-        """Publishes what is queued, and ends in silence. What NATS has not taken after ``patience`` seconds is dropped."""
-        if not self._stopped:
-            self._stopped = True
+        """Publishes what is queued, and ends in silence. What NATS has not taken after ``patience`` seconds is dropped.
+
+        A call that is cancelled drops it at once.
+        """
+        is_first, self._stopped = not self._stopped, True
+        ending = asyncio.create_task(self._end(patience if is_first else 0))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            # The rest of the end needs nobody to wait for it.
+            self._give_up()
+            raise
+
+    async def _end(self, patience: float) -> None:
+        if patience:
             try:
                 await asyncio.wait_for(self._drain(), patience)
             except asyncio.TimeoutError:
                 pass
-        self._is_over = True
+        self._give_up()
         while self._task is not None and not self._task.done():
             # The client of NATS swallows it now and then.
             self._task.cancel()
@@ -333,6 +352,12 @@ class Publisher:
                 await error_of(questions.unsubscribe(), _UNSUBSCRIBE_PATIENCE)
         for sending in self._answers:
             sending.cancel()
+
+    def _give_up(self) -> None:
+        """Has nothing sent any more."""
+        self._is_over = True
+        if self._task is not None:
+            self._task.cancel()
 
     async def _drain(self) -> None:
         if self._task is not None and not self._task.done():

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgpack
 import pytest
 from processes import Broker, Daemon, running
-from world import NAMESPACE, hashes, world
+from world import NAMESPACE, eventually, hashes, world
 
 import kvatlas
 from kvatlas import Cleared, Stored, Tier
+from kvatlas._connection import refusals_of
 
 
 async def test_what_is_too_large_is_refused_and_nothing_is_sent(broker: Broker) -> None:
@@ -147,3 +148,37 @@ async def test_a_call_that_comes_behind_the_end_fails(broker: Broker) -> None:
         with pytest.raises(kvatlas.StoppedError):
             await waiting
         assert (sent, publisher.counters.calls_dropped) == ([1, 1], 0)
+
+
+async def test_a_publisher_whose_end_is_cancelled_is_silent(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        going, publish = asyncio.Event(), here.way.publish
+        sent = 0
+
+        async def held(subject: str, payload: bytes = b"", **rest: object) -> None:
+            nonlocal sent
+            await going.wait()
+            sent += 1
+            await publish(subject, payload, **rest)
+
+        here.way.publish = held  # type: ignore[method-assign]
+        publisher = await here.publisher(queue_batches_max=1)
+        publisher.try_publish(Stored([0]))
+        # It has left the queue, and waits in the connection.
+        await asyncio.sleep(0)
+        publisher.try_publish(Stored([1]))
+        closing = asyncio.create_task(publisher.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        going.set()
+        assert publisher._task is not None
+        await asyncio.wait([publisher._task])
+        assert (sent, publisher.counters.calls_dropped) == (0, 1)
+
+        async def is_gone() -> bool:
+            return publisher._questions is None
+
+        await eventually("no more questions are taken", is_gone)
+        assert publisher._hear not in refusals_of(here.nats)._hearers
