@@ -58,7 +58,8 @@ def unsigned_array(typecode: str, values: Iterable[int], what: str) -> array[int
     if isinstance(values, array) and values.typecode == typecode:
         return values
     try:
-        return array(typecode, values)
+        # An array would take bytes for memory that has its values.
+        return array(typecode, list(values) if isinstance(values, bytes | bytearray) else values)
     except (OverflowError, TypeError, ValueError) as error:
         bits = 8 * array(typecode).itemsize
         raise InvalidValueError(f"{what} must be unsigned integers of {bits} bits: {error}") from None

@@ -175,6 +175,15 @@ def test_an_answer_is_exact_where_all_of_it_is() -> None:
         assert not reply(**doubt).exact, doubt
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_are_a_number_each(kind: type) -> None:
+    text = bytes(range(64))
+    assert kvatlas.block_hashes(kind(text)) == kvatlas.block_hashes(list(text))
+    assert Query.by_tokens(kind(text)) == Query.by_tokens(list(text))
+    assert Query.by_sequence_hashes(kind(text)) == Query.by_sequence_hashes(list(text))
+    assert Stored(kind(text), engine_hashes=kind(text)) == Stored(list(text), engine_hashes=list(text))
+
+
 async def test_options_narrow_the_answer_and_explain_it(broker: Broker, daemon: Daemon) -> None:
     async with world(broker.url) as here:
         for worker, count in [("a", 5), ("b", 3), ("c", 5), ("d", 1)]:

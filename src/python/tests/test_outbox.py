@@ -86,6 +86,15 @@ def test_answers_keep_to_what_the_server_takes_now() -> None:
     assert sum(len(event["sequence_hashes"]) // 8 for event in full_state(outbox, 0.0)) == 5001
 
 
+def test_a_full_answer_has_no_batch_of_more_events_than_others() -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1, batch_events_max=5), 0, Clocks(0.0, 0))
+    for root in range(1, 13):
+        outbox.add(0, [Stored([root << 32])], Clocks(0.0, 0))
+    answer = outbox.answer(ResyncRequest(0, Cursor(0, 0), True), Clocks(0.0, 0))
+    batches = [batch for chunk in answer.chunks for batch in msgpack.unpackb(chunk)["batches"]]
+    assert [len(msgpack.unpackb(batch)["events"]) for batch in batches] == [5, 5, 2]
+
+
 def test_an_epoch_is_put_above_the_one_that_a_daemon_knows() -> None:
     outbox = Outbox(PublisherOptions(batch_delay=0, epoch=5), 0, Clocks(0.0, 10))
     outbox.add(0, [Stored([1])], Clocks(0.0, 10))
