@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -19,6 +20,15 @@ ERROR_HEADER: Final = "Nats-Service-Error"
 
 ERROR_CODE_HEADER: Final = "Nats-Service-Error-Code"
 """Header with the number of an error reply."""
+
+
+class _Kept(Enum):
+    """The value of an option that is not given."""
+
+    KEPT = "kept"
+
+
+_KEPT: Final = _Kept.KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +94,29 @@ class Query:
     def narrowed(
         self,
         *,
-        workers: Iterable[str] | None = None,
-        limit: int | None = None,
-        min_blocks: int = 0,
-        explain: bool = False,
-        tiers: bool = False,
-        predicted: bool = False,
+        workers: Iterable[str] | None | _Kept = _KEPT,
+        limit: int | None | _Kept = _KEPT,
+        min_blocks: int | _Kept = _KEPT,
+        explain: bool | _Kept = _KEPT,
+        tiers: bool | _Kept = _KEPT,
+        predicted: bool | _Kept = _KEPT,
     ) -> Query:
-        """The same query with these options."""
-        chosen = None if workers is None else tuple(check_name(worker, "worker") for worker in workers)
-        if (limit is not None and limit < 0) or min_blocks < 0:
+        """The same query with these options. Those that are not given stay as they are."""
+        if isinstance(workers, str):
+            raise InvalidValueError(f"workers are a list of names, not the text {workers!r}")
+        if workers is not None and not isinstance(workers, _Kept):
+            workers = tuple(check_name(worker, "worker") for worker in workers)
+        if any(isinstance(number, int) and number < 0 for number in (limit, min_blocks)):
             raise InvalidValueError("limit and min_blocks must not be below 0")
-        return replace(
-            self,
-            workers=chosen,
-            limit=limit,
-            min_blocks=min_blocks,
-            explain=explain,
-            tiers=tiers,
-            predicted=predicted,
-        )
+        options: dict[str, Any] = {
+            "workers": workers,
+            "limit": limit,
+            "min_blocks": min_blocks,
+            "explain": explain,
+            "tiers": tiers,
+            "predicted": predicted,
+        }
+        return replace(self, **{name: value for name, value in options.items() if value is not _KEPT})
 
     def entries(self) -> dict[str, Any]:
         """The query as a map."""

@@ -175,6 +175,14 @@ def test_an_answer_is_exact_where_all_of_it_is() -> None:
         assert not reply(**doubt).exact, doubt
 
 
+def test_a_query_keeps_the_options_that_are_not_given_again() -> None:
+    query = Query.by_tokens([1]).narrowed(workers=["a"], limit=2, min_blocks=3, explain=True)
+    again = query.narrowed(tiers=True, limit=4)
+    expected = ({"workers": ["a"], "limit": 4, "min_blocks": 3, "explain": True, "tiers": True}).items()
+    assert expected <= again.entries().items()
+    assert again.narrowed(workers=None, limit=None, min_blocks=0, explain=False, tiers=False) == Query.by_tokens([1])
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_bytes_are_a_number_each(kind: type) -> None:
     text = bytes(range(64))
@@ -362,6 +370,7 @@ def test_a_child_process_connects_anew_and_its_parents_connection_stays(broker: 
         lambda: Query.by_tokens([-1]),
         lambda: Query.by_tokens([1], cache_salt="x" * 1025),
         lambda: Query.by_tokens([1]).narrowed(workers=["a.b"]),
+        lambda: Query.by_tokens([1]).narrowed(workers="gpu-0"),
         lambda: Query.by_tokens([1]).narrowed(limit=-1),
         lambda: kvatlas.PublisherOptions(epoch=1, after=kvatlas.Cursor(1, 1)),
         lambda: kvatlas.PublisherOptions(heartbeat_interval=0),
