@@ -30,6 +30,7 @@ from .errors import (
 from .events import Cursor
 from .gather import Gatherer, merge_replies, merge_results, merge_statuses, refusal_of
 from .models import DEFAULT_TENANT, namespace_of
+from .queries import Query, encode_queries, encode_query
 from .subjects import PREFIX, Subjects
 from .wire import (
     OUTCOMES_MAX,
@@ -37,7 +38,6 @@ from .wire import (
     Hint,
     HolderStatus,
     Outcome,
-    Query,
     QueryReply,
     StatusReply,
     decode_batch_reply,
@@ -45,8 +45,6 @@ from .wire import (
     decode_status_reply,
     encode_hint,
     encode_outcomes,
-    encode_queries,
-    encode_query,
 )
 
 _T = TypeVar("_T")

@@ -25,7 +25,8 @@ from .errors import (
     UnknownNamespaceError,
     refusal,
 )
-from .wire import ERROR_CODE_HEADER, ERROR_HEADER, Gathered, Query, QueryReply, StatusReply
+from .queries import Query
+from .wire import ERROR_CODE_HEADER, ERROR_HEADER, Gathered, QueryReply, StatusReply
 
 SHARD_HEADER: Final = "Kvatlas-Shard"
 """Header of every reply of a sharded daemon: which shard it is, and of how many."""

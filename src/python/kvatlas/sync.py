@@ -33,8 +33,9 @@ from .models import DEFAULT_TENANT
 from .profile import Profile
 from .publisher import PATIENCE, Events, PublisherCounters
 from .publisher import Publisher as _AsyncPublisher
+from .queries import Query
 from .subjects import PREFIX
-from .wire import Hint, HolderStatus, Outcome, Query, QueryReply, StatusReply
+from .wire import Hint, HolderStatus, Outcome, QueryReply, StatusReply
 
 _T = TypeVar("_T")
 

@@ -213,6 +213,14 @@ async def test_options_narrow_the_answer_and_explain_it(broker: Broker, daemon: 
         assert (dropped.position, dropped.lineage_hash, dropped.other_holders) == (3, lineage[3], 2)
 
 
+async def test_storage_that_all_workers_share_is_told_from_workers(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url) as here:
+        for worker in ("gpu-0", "_pmain"):
+            await (await here.publisher(worker)).publish(Stored([1]))
+        await here.matching([1], [("gpu-0", 0, 1, True), ("_pmain", 0, 1, True)])
+        assert [holder.kind for holder in (await here.ask([1])).holders] == [None, "pool"]
+
+
 async def test_a_compressed_chain_has_bounds(broker: Broker, daemon: Daemon) -> None:
     async with world(broker.url) as here:
         await (await here.publisher()).publish(Stored(hashes(10, 100)))
