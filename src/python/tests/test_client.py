@@ -217,8 +217,8 @@ async def test_storage_that_all_workers_share_is_told_from_workers(broker: Broke
     async with world(broker.url) as here:
         for worker in ("gpu-0", "_pmain"):
             await (await here.publisher(worker)).publish(Stored([1]))
-        await here.matching([1], [("gpu-0", 0, 1, True), ("_pmain", 0, 1, True)])
-        assert [holder.kind for holder in (await here.ask([1])).holders] == [None, "pool"]
+        await here.matching([1], [("_pmain", 0, 1, True), ("gpu-0", 0, 1, True)])
+        assert [holder.kind for holder in (await here.ask([1])).holders] == ["pool", None]
 
 
 async def test_a_compressed_chain_has_bounds(broker: Broker, daemon: Daemon) -> None:
