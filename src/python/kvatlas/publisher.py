@@ -277,7 +277,11 @@ class Publisher:
             cursor, failure = await asyncio.wait_for(self._handed_over(), patience)
         except asyncio.TimeoutError:
             raise NotSentError(f"NATS: what is queued has not left within {patience} s") from None
-        await confirm(self._nats, deadline - time.monotonic())
+        try:
+            await confirm(self._nats, deadline - time.monotonic())
+        except BaseException:
+            self._keep_failure(failure)
+            raise
         refusal, self._refusal = self._refusal, None
         if failure is None and refusal is not None:
             failure = f"{refusal.words}; give the user the right to it"
@@ -297,9 +301,17 @@ class Publisher:
             if not done.done():
                 raise StoppedError
             return done.result()
+        except asyncio.CancelledError:
+            if done.done() and not done.cancelled() and done.exception() is None:
+                self._keep_failure(done.result()[1])
+            raise
         finally:
             # What nobody waits for takes no failure away.
             done.cancel()
+
+    def _keep_failure(self, failure: str | None) -> None:
+        """Keeps for the next flush what the caller of this one does not hear of."""
+        self._failure = self._failure or failure
 
     async def say_goodbye(self, patience: float = PATIENCE) -> None:
         """Publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.

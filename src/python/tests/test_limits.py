@@ -13,6 +13,7 @@ from world import NAMESPACE, eventually, hashes, world
 import kvatlas
 from kvatlas import Cleared, Stored, Tier
 from kvatlas._connection import refusals_of
+from kvatlas._publish.calls import Flush
 
 
 async def test_what_is_too_large_is_refused_and_nothing_is_sent(broker: Broker) -> None:
@@ -111,6 +112,32 @@ async def test_closing_does_not_wait_for_ever(broker: Broker) -> None:
         # Nobody reads the queue any more: whoever waits for room in it hears of that.
         ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
         assert [type(end) for end in ends] == [kvatlas.StoppedError] * 12
+
+
+async def test_a_flush_that_is_cancelled_takes_no_failure_away(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+
+        async def failing(*_arguments: object, **_rest: object) -> None:
+            raise OSError("lost")
+
+        here.way.publish = failing  # type: ignore[method-assign]
+        publisher = await here.publisher(heartbeat_interval=60.0)
+        report = publisher._report
+
+        def cancelling(flush: Flush) -> None:
+            # The answer is there, and the call has not had a turn yet.
+            report(flush)
+            flushing.cancel()
+
+        publisher._report = cancelling  # type: ignore[method-assign]
+        await publisher.publish(Stored([0]))
+        flushing = asyncio.create_task(publisher.flush())
+        with pytest.raises(asyncio.CancelledError):
+            await flushing
+        publisher._report = report  # type: ignore[method-assign]
+        with pytest.raises(kvatlas.NotSentError, match="lost"):
+            await publisher.flush()
+        assert (await publisher.flush()).seq == 1, "told once"
 
 
 async def test_a_call_that_comes_behind_the_end_fails(broker: Broker) -> None:
