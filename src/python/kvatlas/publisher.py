@@ -163,7 +163,7 @@ class Publisher:
         :raises InvalidValueError: for a name that is none.
         :raises ConnectionFailedError: if the connection is closed, so that no questions can be received.
         """
-        if not 0 <= rank < 1 << 32:
+        if not isinstance(rank, int) or not 0 <= rank < 1 << 32:
             raise InvalidValueError(f"rank {rank} is not an unsigned integer of 32 bits")
         subjects, namespace = Subjects(prefix), namespace_of(namespace, model, tenant)
         given = options or PublisherOptions()
@@ -385,7 +385,7 @@ class Publisher:
         listed = [events] if isinstance(events, _EVENT_TYPES) else list(events)
         if not all(isinstance(event, _EVENT_TYPES) for event in listed):
             raise InvalidValueError("what is published must be events")
-        if not 0 <= tier < len(Tier):
+        if not isinstance(tier, int) or not 0 <= tier < len(Tier):
             raise InvalidValueError(f"there is no tier {tier}; tiers are numbered from 0 to {len(Tier) - 1}")
         size, size_max = events_bytes(listed), self._options.batch_bytes_max
         if size > size_max:
@@ -413,6 +413,8 @@ class Publisher:
             while (command := await self._next()) is not None:
                 await self._obey(command)
             await self._send_all(self._outbox.seal(_clocks()))
+        except Exception:
+            _LOG.exception("the publisher of %s has ended by an error", self._subject)
         finally:
             self._stopped = True
             self.counters.calls_dropped += self._refuse_queued()

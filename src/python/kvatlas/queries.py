@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgpack
 
 from .errors import InvalidValueError
-from .events import PROTOCOL_VERSION, blob, check_text, lineage_blob, put_tokens
+from .events import PROTOCOL_VERSION, blob, check_text, lineage_blob, lineages, put_tokens
 from .hashing import POSITION_MAX, U64_MAX, LineageHash, little_endian, unsigned_array
 from .subjects import check_name
 
@@ -82,7 +82,7 @@ class Query:
         token_count: int | None = None,
     ) -> Query:
         """By lineage hashes: one chain from position 0, or blocks chosen from one at ``positions``."""
-        key = {"lineage_hashes": lineage_blob(hashes)} | _positions(positions, len(hashes))
+        key = {"lineage_hashes": lineage_blob(lineages(hashes))} | _positions(positions, len(hashes))
         return cls(key | _token_count(token_count))
 
     def narrowed(

@@ -116,6 +116,14 @@ def test_an_epoch_is_put_above_the_one_that_a_daemon_knows() -> None:
     assert old.rise_above(6_000_000, Clocks(61.0, 200)), "by the clock it has not begun"
 
 
+def test_a_holder_comes_back_in_the_last_epoch_where_there_is_none_above() -> None:
+    last = (1 << 64) - 1
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=last), 0, Clocks(0.0, 10))
+    outbox.add(0, [Goodbye()], Clocks(0.0, 10))
+    [back] = outbox.add(0, [Stored([1])], Clocks(0.0, 10))
+    assert back.cursor == Cursor(last, 1)
+
+
 def test_every_batch_says_how_many_tokens_a_block_has() -> None:
     outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1, block_size=64), 0, Clocks(0.0, 0))
     [sealed] = outbox.add(0, [Stored([1])], Clocks(0.0, 0))
@@ -195,3 +203,10 @@ def test_profiles_that_are_none(address: str | None, labels: dict[str, str]) -> 
 @pytest.mark.parametrize("address", ["h_1.x:1", "[fd00::7]:8000", "https://h/v1", "grpc://[::1]:1"])
 def test_addresses(address: str) -> None:
     assert Profile(address).entries() == {"address": address}
+
+
+def test_a_profile_does_not_change_with_the_map_that_it_was_made_of() -> None:
+    labels = {"a": "x"}
+    profile = Profile(None, labels)
+    labels["b"] = "\x1b"
+    assert profile.entries() == {"labels": {"a": "x"}}

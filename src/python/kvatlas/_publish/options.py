@@ -7,11 +7,18 @@ from typing import Final, Literal, TypeAlias
 
 from ..errors import InvalidValueError
 from ..events import Cursor
-from ..hashing import BLOCK_SIZE
+from ..hashing import BLOCK_SIZE, U64_MAX
 from ..profile import Profile
 
 Hashing: TypeAlias = Literal["engine", "recompute"]
 """Whether a namespace takes the hashes in events for its chain, or computes the chain from the content beside them."""
+
+
+BLOCK_SIZE_MAX: Final = 1 << 16
+"""Most tokens in a block."""
+
+AFTER_SEQ_MAX: Final = U64_MAX // 2
+"""Largest number of a batch after which a publisher goes on. As many are left above it, so that they do not run out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +81,22 @@ class PublisherOptions:
     def __post_init__(self) -> None:
         if self.epoch is not None and self.after is not None:
             raise InvalidValueError("give epoch or after, not both")
+        epoch = self.epoch if self.after is None else self.after.epoch
+        if epoch is not None and not _is_number(epoch, U64_MAX):
+            raise InvalidValueError("an epoch must be an unsigned integer of 64 bits")
+        if self.after is not None and not _is_number(self.after.seq, AFTER_SEQ_MAX):
+            raise InvalidValueError(f"no publisher goes on after batch {self.after.seq}; the largest number is {AFTER_SEQ_MAX}")
+        if not _is_number(self.block_size, BLOCK_SIZE_MAX):
+            raise InvalidValueError(f"block_size must be a whole number of at most {BLOCK_SIZE_MAX}")
         if self.hashing not in ("engine", "recompute"):
             raise InvalidValueError(f"hashing {self.hashing!r} is not one of engine, recompute")
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:
                 raise InvalidValueError(f"{name} must be at least {least}")
+
+
+def _is_number(value: object, most: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= most
 
 
 _LEAST: Final[dict[str, float]] = {
