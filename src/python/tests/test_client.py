@@ -23,6 +23,8 @@ import kvatlas.hashing
 import kvatlas.models
 import kvatlas.sync
 from kvatlas import LineageHash, Query, QueryClient, QueryReply, Removed, Stored, StoredByLineage
+from kvatlas.gather import SHARD_HEADER
+from kvatlas.wire import ERROR_CODE_HEADER
 
 
 async def test_all_forms_of_a_query_get_the_same_answer(broker: Broker, daemon: Daemon) -> None:
@@ -276,20 +278,24 @@ async def test_every_error_has_a_type(tmp_path: Path) -> None:
         await kvatlas.connect(broker.url, patience=0.2)
 
 
-async def test_a_request_that_nobody_listens_to_is_sent_again_for_a_moment(broker: Broker) -> None:
+@pytest.mark.parametrize("subject", ["kvatlas.v1.status.llama", "kvatlas.v1.shards.status.llama"])
+async def test_a_request_that_nobody_listens_to_is_sent_again_for_a_moment(broker: Broker, subject: str) -> None:
+    gathering = ".shards." in subject
     async with world(broker.url, has_daemon=False) as here:
-        waiting = asyncio.create_task(QueryClient(here.nats, patience=600.0).status(NAMESPACE))
+        patient = QueryClient(here.nats, patience=600.0, gathering=gathering)
+        waiting = asyncio.create_task(patient.status(NAMESPACE))
         # Both ask on one connection, one after the other: when this one has heard that nobody is there, so has the other.
         await asyncio.sleep(0)
         with pytest.raises(kvatlas.NoDaemonError):
-            await QueryClient(here.nats, patience=2.0).status(NAMESPACE)
+            await QueryClient(here.nats, patience=2.0, gathering=gathering).status(NAMESPACE)
         assert not waiting.done()
 
         async def answer(question: object) -> None:
-            await question.respond(b"garbage")  # type: ignore[attr-defined]
+            headers = {SHARD_HEADER: "0/1", ERROR_CODE_HEADER: "799"}
+            await here.nats.publish(question.reply, headers=headers)  # type: ignore[attr-defined]
 
-        answering = await here.nats.subscribe("kvatlas.v1.status.llama", cb=answer)
-        with pytest.raises(kvatlas.UndecodableError):
+        answering = await here.nats.subscribe(subject, cb=answer)
+        with pytest.raises(kvatlas.RefusedError, match="799"):
             await waiting
         await answering.unsubscribe()
 

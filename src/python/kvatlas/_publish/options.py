@@ -14,11 +14,8 @@ Hashing: TypeAlias = Literal["engine", "recompute"]
 """Whether a namespace takes the hashes in events for its chain, or computes the chain from the content beside them."""
 
 
-BLOCK_SIZE_MAX: Final = 1 << 16
-"""Most tokens in a block."""
-
 AFTER_SEQ_MAX: Final = U64_MAX // 2
-"""Largest number of a batch after which a publisher goes on. As many are left above it, so that they do not run out."""
+"""The largest number behind which a publisher goes on. It never comes to the end of the numbers above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class PublisherOptions:
 
     :param epoch: the incarnation, which has to be above every one before; the time in microseconds where it is absent.
     :param after: instead of ``epoch``: goes on behind this batch of an incarnation whose blocks are not known here. Daemons
-        can be given what was published since, but not the full state.
+        can be given what was published since, but not the full state. The batch's number is at most 2^63 - 1.
     :param transport: core NATS where it is absent.
     :param block_size: tokens in a block. Every batch says it: a namespace that the daemon's configuration does not name takes it
         over, and any other one refuses batches of another size.
@@ -81,23 +78,24 @@ class PublisherOptions:
     def __post_init__(self) -> None:
         if self.epoch is not None and self.after is not None:
             raise InvalidValueError("give epoch or after, not both")
-        epoch = self.epoch if self.after is None else self.after.epoch
-        if epoch is not None and not _is_number(epoch, U64_MAX):
-            raise InvalidValueError("an epoch must be an unsigned integer of 64 bits")
-        if self.after is not None and not _is_number(self.after.seq, AFTER_SEQ_MAX):
-            raise InvalidValueError(f"no publisher goes on after batch {self.after.seq}; the largest number is {AFTER_SEQ_MAX}")
-        if not _is_number(self.block_size, BLOCK_SIZE_MAX):
-            raise InvalidValueError(f"block_size must be a whole number of at most {BLOCK_SIZE_MAX}")
+        begun = Cursor(self.epoch or 0, 0) if self.after is None else self.after
+        if not (0 <= begun.epoch <= U64_MAX and 0 <= begun.seq <= AFTER_SEQ_MAX):
+            raise InvalidValueError(
+                f"epochs are from 0 to {U64_MAX}, and a publisher goes on behind batch {AFTER_SEQ_MAX} at most: begin a new epoch"
+            )
         if self.hashing not in ("engine", "recompute"):
             raise InvalidValueError(f"hashing {self.hashing!r} is not one of engine, recompute")
         for name, least in _LEAST.items():
             if not getattr(self, name) >= least:
                 raise InvalidValueError(f"{name} must be at least {least}")
+        if not all(isinstance(number, int) for number in (begun.epoch, begun.seq, self.block_size)):
+            raise InvalidValueError("epochs, numbers of batches and block_size must be whole numbers")
+        if self.block_size > _BLOCK_SIZE_MAX:
+            raise InvalidValueError(f"block_size must be at most {_BLOCK_SIZE_MAX}")
 
 
-def _is_number(value: object, most: int) -> bool:
-    return isinstance(value, int) and 0 <= value <= most
-
+_BLOCK_SIZE_MAX: Final = 1 << 16
+"""Most tokens in a block."""
 
 _LEAST: Final[dict[str, float]] = {
     "block_size": 1,
