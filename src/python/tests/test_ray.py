@@ -384,7 +384,9 @@ async def test_an_engine_whose_settings_have_changed_takes_the_place_of_the_one_
 async def test_an_answer_that_is_no_http_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([b'INFO {"server_id": "N"}\r\n', b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"])
 
-    async def answer(_request: asyncio.StreamReader, reply: asyncio.StreamWriter) -> None:
+    async def answer(request: asyncio.StreamReader, reply: asyncio.StreamWriter) -> None:
+        # The body is one map.
+        await request.readuntil(b"}")
         reply.write(next(answers))
         await reply.drain()
         reply.close()
