@@ -9,15 +9,17 @@ import (
 
 func TestAddressesAreTheContracts(t *testing.T) {
 	for _, address := range []string{
-		"", "host:80", "10.0.0.7:8000", "h_1.x:1", "[fd00::7]:8000", "[::ffff:10.0.0.7]:1", "http://host", "https://h/v1", "grpc://[::1]:1", "grpcs://h:1/a%20b",
+		"", "host:80", "10.0.0.7:8000", "h_1.x:1", "[fd00::7]:8000", "[::ffff:10.0.0.7]:1", "http://host",
+		"https://h/v1", "grpc://[::1]:1", "grpcs://h:1/a%20b",
 	} {
 		if _, err := (PublisherOptions{Address: address}).completed(0); err != nil {
 			t.Errorf("%q: %v", address, err)
 		}
 	}
 	for _, address := range []string{
-		"host", "10.0.0.7", ":80", "host:", "host:0", "host:65536", "host:+1", "host:80/", "host:80\n", "[host]:80", "[fe80::1%eth0]:80", "[10.0.0.7]:80", "[::1]",
-		"[::1", "[::1]x:80", "ftp://host:80", "http://user@host:80", "http://host/?a", "http://", "h\u00e4:80", strings.Repeat("h", 255) + ":1",
+		"host", "10.0.0.7", ":80", "host:", "host:0", "host:65536", "host:+1", "host:80/", "host:80\n", "[host]:80",
+		"[fe80::1%eth0]:80", "[10.0.0.7]:80", "[::1]", "[::1", "[::1]x:80", "ftp://host:80", "http://user@host:80", "http://host/?a",
+		"http://", "h\u00e4:80", strings.Repeat("h", 255) + ":1",
 	} {
 		if _, err := (PublisherOptions{Address: address}).completed(0); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%q: %v", address, err)
