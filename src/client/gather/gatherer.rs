@@ -218,9 +218,13 @@ impl Gatherer {
         let answered = collection.expected_next().unwrap_or_default();
         self.answered_last.store(answered, Ordering::Relaxed);
         let subject = request.subject;
-        collection
+        let division = collection
             .into_best()
-            .ok_or(ClientError::TimedOut { subject, patience })
+            .ok_or(ClientError::TimedOut { subject, patience })?;
+        match refused_otherwise(&division) {
+            Some(error) => Err(error),
+            None => Ok(division),
+        }
     }
 
     /// Sends a request, and collects replies until collecting ends, see [`Collection::add`].
@@ -287,14 +291,20 @@ fn take(collection: &mut Collection<Message>, reply: Message) -> bool {
 /// Returns the use of a reply, by its error code.
 fn use_of(reply: &Message) -> ReplyUse {
     match refusal(reply) {
-        None => ReplyUse::Answer,
         Some(ClientError::Refused(error)) => match error.code {
             ErrorCode::UnknownNamespace => ReplyUse::Unknown,
             ErrorCode::Unavailable | ErrorCode::TooManyRequests => ReplyUse::Refusal,
             _ => ReplyUse::Answer,
         },
-        Some(_) => ReplyUse::Refusal,
+        _ => ReplyUse::Answer,
     }
+}
+
+/// Returns the error with a code that this client does not know, if a shard replied with one. Such an error is about the
+/// request, as all errors are that do not ask for patience, so it is the answer.
+fn refused_otherwise(division: &Division<Message>) -> Option<ClientError> {
+    let mut errors = division.replies.values().filter_map(refusal);
+    errors.find(|error| matches!(error, ClientError::RefusedOtherwise { .. }))
 }
 
 /// Returns the shard that a reply's header names; `None` if it names none.
@@ -351,5 +361,57 @@ fn answered<Reply>(
         Some(ClientError::Refused(error)) if use_of(message) != ReplyUse::Refusal => Ok(Err(error)),
         Some(ClientError::Refused(error)) => Err(error.text),
         Some(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::ERROR_CODE_HEADER;
+
+    use super::*;
+
+    fn reply(code: Option<&str>) -> Message {
+        let mut headers = HeaderMap::new();
+        if let Some(code) = code {
+            headers.insert(ERROR_CODE_HEADER, code);
+        }
+        Message {
+            subject: "inbox".into(),
+            reply: None,
+            payload: Bytes::new(),
+            headers: Some(headers),
+            status: None,
+            description: None,
+            length: 0,
+        }
+    }
+
+    #[test]
+    fn an_error_of_a_later_version_is_the_answer() {
+        let uses = [
+            None,
+            Some("799"),
+            Some("413"),
+            Some("404"),
+            Some("429"),
+            Some("503"),
+        ]
+        .map(|code| use_of(&reply(code)));
+        let expected = [
+            ReplyUse::Answer,
+            ReplyUse::Answer,
+            ReplyUse::Answer,
+            ReplyUse::Unknown,
+            ReplyUse::Refusal,
+            ReplyUse::Refusal,
+        ];
+        assert_eq!(uses, expected);
+        let division = |codes: [Option<&str>; 2]| Division {
+            shards: 2,
+            replies: (0..).zip(codes.map(reply)).collect(),
+        };
+        let refused = refused_otherwise(&division([None, Some("799")]));
+        assert!(matches!(refused, Some(ClientError::RefusedOtherwise { code, .. }) if code == "799"));
+        assert!(refused_otherwise(&division([Some("413"), Some("503")])).is_none());
     }
 }
