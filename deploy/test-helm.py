@@ -180,6 +180,8 @@ ONCE: list[Values] = [
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 3, "updateStrategy": {"type": "Recreate"}}, "podDisruptionBudget": {"maxUnavailable": "50%"}},
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "updateStrategy": {"type": "Recreate"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"existingClaim": "kept"}}},
+    {"transport": "jetstream", "bridge": {"enabled": True, "discover": ["dns:a:8000"], "state": {"existingClaim": "kept"}}},
+    {"nats": {"enabled": True}, "bridge": {"enabled": True, "discover": ["dns:a:8000"], "state": {"bucket": ""}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"enabled": False}}},
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 2, "state": {"bucket": "kept"}}},
     {"networkPolicy": {"registerFrom": []}, "http": {"enabled": True}, "bridge": {"enabled": True, "http": {"enabled": True}}},
@@ -492,7 +494,7 @@ def check_dynamo(items: list[dict[str, Any]], values: Values) -> None:
 
 
 def check_notes(rendered: dict[str, str], items: list[dict[str, Any]]) -> None:
-    """What is said after an installation names the Service of each listener, with its port."""
+    """What is said after an installation names the Service of each listener, with its port, and a bridge that nothing outlives."""
     [notes] = [text for name, text in rendered.items() if name.endswith("kvatlas/templates/NOTES.txt")]
     for item in items:
         if item["kind"] == "Service" and item["metadata"]["labels"]["app.kubernetes.io/name"] != "nats" and "clusterIP" not in item["spec"]:
@@ -500,6 +502,9 @@ def check_notes(rendered: dict[str, str], items: list[dict[str, Any]]) -> None:
             address = f"{item['metadata']['name']}.inference:{port['port']}"
             wanted = "find the daemons by etcd:" if port["name"] == "dynamo" and "etcd:" in notes else address
             assert wanted in notes, f"{wanted} is not in {notes}"
+    bridges = [template["spec"] for _, template in own_pods(items) if template["spec"]["containers"][0]["args"][0] == "bridge"]
+    kept = [any("persistentVolumeClaim" in volume for volume in spec.get("volumes", [])) or "--state=nats:" in str(spec["containers"]) for spec in bridges]
+    assert ("A rollout of the bridge loses what it knows" in notes) == (kept == [False]), notes
 
 
 def component(labels: dict[str, str]) -> str:
@@ -545,6 +550,26 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         assert bound and bound[1] == "2457 MiB", toml
     if values.get("resources", {}).get("limits", {}) is None:
         assert not bound, toml
+
+
+def check_state(items: list[dict[str, Any]], values: Values) -> None:
+    """What the bridge knows outlives its pod where JetStream is there, or a claim; where nothing keeps it, the notes say so."""
+    bridge, nats = values.get("bridge", {}), values.get("nats", {})
+    given = bridge.get("state", {})
+    streams = nats.get("enabled") or (values.get("transport") == "jetstream" and "auth" not in bridge)
+    for owner, template in own_pods(items):
+        [container] = template["spec"]["containers"]
+        if container["args"][0] != "bridge":
+            continue
+        places = [word.removeprefix("--state=") for word in container["args"] if word.startswith("--state=")]
+        kinds = ["emptyDir" if "emptyDir" in volume else "claim" for volume in template["spec"].get("volumes", []) if volume["name"] == "state"]
+        bucket = given.get("bucket", f"inference-{owner['metadata']['name']}" if streams and "existingClaim" not in given else "")
+        if not given.get("enabled", True):
+            assert not places and not kinds, container["args"]
+        elif bucket:
+            assert places == [f"nats:{bucket}/{owner['metadata']['name'].removesuffix('-bridge')}"] and not kinds, (places, kinds, values)
+        else:
+            assert places == ["/var/lib/kvatlas/state"] and kinds == ["claim" if "existingClaim" in given else "emptyDir"], (places, kinds, values)
 
 
 def republished(items: list[dict[str, Any]]) -> list[str]:
@@ -863,6 +888,7 @@ def main() -> None:
             check_extras(items, values)
             check_strategies(items, values)
             check_republish(items, values)
+            check_state(items, values)
             check_rights(items, values)
             check_nats(items, values)
             check_daemon(items, checked)

@@ -378,6 +378,18 @@ priorityClassName: {{ . }}
 {{ ternary .Values.bridge.auth .Values.nats.auth (and (hasKey .Values.bridge.auth "kind") (not .Values.nats.enabled)) | toJson }}
 {{- end -}}
 
+{{/* The bucket with the bridge's state, if there is one: where JetStream is certain to be there, and to let the bridge in, it needs no name. */}}
+{{- define "kvatlas.bridgeBucket" -}}
+{{- $state := .Values.bridge.state -}}
+{{- $streams := or .Values.nats.enabled (and (eq .Values.transport "jetstream") (not (hasKey .Values.bridge.auth "kind"))) -}}
+{{- if not $state.enabled -}}
+{{- else if $state.bucket -}}
+{{ $state.bucket }}
+{{- else if and $streams (kindIs "invalid" $state.bucket) (not $state.existingClaim) -}}
+{{ .Release.Namespace }}-{{ include "kvatlas.fullname" . }}-bridge
+{{- end -}}
+{{- end -}}
+
 {{/* The first and the last port at which engines are republished, as JSON. */}}
 {{- define "kvatlas.republishPorts" -}}
 {{- $first := int .Values.bridge.republish.port -}}
@@ -400,7 +412,7 @@ priorityClassName: {{ . }}
 - {{ printf "--tenant=%s" . | quote }}
 {{- end }}
 {{- if .Values.bridge.state.enabled }}
-- --state={{ with .Values.bridge.state.bucket }}nats:{{ . }}/{{ include "kvatlas.fullname" $ }}{{ else }}/var/lib/kvatlas/state{{ end }}
+- --state={{ with include "kvatlas.bridgeBucket" . }}nats:{{ . }}/{{ include "kvatlas.fullname" $ }}{{ else }}/var/lib/kvatlas/state{{ end }}
 {{- end }}
 {{- if gt (int .Values.bridge.replicas) 1 }}
 - --lease={{ include "kvatlas.fullname" . }}
