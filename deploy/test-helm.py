@@ -206,6 +206,7 @@ REFUSED: list[tuple[str, Values]] = [
     ("gateways that do not know about what SGLang's routers ask", {"shards": 2, "grpc": {"enabled": True}}),
     ("reports to gateways", {"shards": 2, "config": {"grpc": {"namespace": "m", "writing": "open"}}}),
     ("gateways that scale by requests that they do not make", {"shards": 2, "gateway": {"autoscaling": {"enabled": True}}}),
+    ("a bucket that has no room for the shard in its name", {"shards": 2, "snapshots": {"objectStore": "b" * 48}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
     ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
     ("state in a volume and in JetStream", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "state": {"existingClaim": "a", "bucket": "b"}}}),
@@ -628,6 +629,17 @@ def check_checksums(chart: helm.Chart) -> None:
         assert checksum(other) != plain, other
 
 
+def check_buckets(chart: helm.Chart) -> None:
+    """Shards of each division have buckets of their own: one that another division has claimed is refused by a daemon, for good."""
+    seen: set[str] = set()
+    for shards in (0, 1, 2, 3):
+        items = objects(chart.render({"shards": shards, "snapshots": {"objectStore": "b" * 47}}, name="prod", namespace="inference"))
+        entries = [item for _, template in own_pods(items) for item in template["spec"]["containers"][0]["env"]]
+        named = [item["value"] for item in entries if item["name"] == "KVATLAS_SNAPSHOTS_OBJECT_STORE"]
+        assert len(set(named)) == max(shards, 1) and not seen & set(named), (seen, named)
+        seen |= set(named)
+
+
 def takes_engines(values: Values) -> bool:
     """Whether the bridge is to have engines registered."""
     bridge = values.get("bridge", {})
@@ -896,6 +908,7 @@ def main() -> None:
             variables |= {item["name"] for _, template in own_pods(items) for container in template["spec"]["containers"] for item in container["env"]}
         check_names(with_nats)
         check_checksums(chart)
+        check_buckets(chart)
         for what, values in REFUSED:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
         for what, values in UNRENDERED:
