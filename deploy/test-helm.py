@@ -92,7 +92,7 @@ DIMENSIONS: list[list[Values]] = [
             "dynamo": {"enabled": True, "service": {"annotations": {"a": "b"}}},
             "config": {"dynamo": {"components": "dynamo.backend,dynamo.other", "discovery": "etcd:http://etcd:2479"}},
         },
-        {"shards": 3},
+        {"shards": 3, "gateway": {"auth": {"kind": "user", "secret": "gateway"}, "inboxPrefix": "_INBOX_GATEWAY"}},
         {"shards": 2, "http": {"enabled": True, "tokenSecret": "http-token"}},
         {"shards": 2, "redis": {"enabled": True, "passwordSecret": "redis"}, "dynamo": {"enabled": True}, "config": {"dynamo": {"components": "a.b", "max_connections": 2000}}},
         {"shards": 2, "config": {"dynamo": {"components": "a.b", "discovery": "etcd:http://etcd:2379"}}},
@@ -669,6 +669,20 @@ def check_nats(items: list[dict[str, Any]], values: Values) -> None:
             assert secrets(container) == secrets(server["spec"]["template"]["spec"]["containers"][0]), container["env"]
 
 
+def check_roles(items: list[dict[str, Any]], values: Values) -> None:
+    """Gateways and bridge show NATS who they are by values of their own, where they have some and the server is not the chart's own."""
+    nats = values.get("nats", {})
+    for _, template in own_pods(items):
+        kind = component(template["metadata"]["labels"])
+        own = values.get(kind, {})
+        auth = own["auth"] if "auth" in own and not nats.get("enabled") else nats.get("auth", {})
+        [container] = template["spec"]["containers"]
+        mounted = [volume["secret"]["secretName"] for volume in template["spec"].get("volumes", []) if volume["name"] == "nats"]
+        assert {key["name"] for key in secrets(container)} | set(mounted) == ({auth["secret"]} if "secret" in auth else set()), (kind, values)
+        prefix = own.get("inboxPrefix", nats.get("inboxPrefix", "_INBOX"))
+        assert {"name": "KVATLAS_NATS_INBOX_PREFIX", "value": prefix} in container["env"], container["env"]
+
+
 def secrets(container: dict[str, Any]) -> list[dict[str, str]]:
     """The keys of secrets from which the variables about NATS come."""
     keys = [item["valueFrom"]["secretKeyRef"] for item in container["env"] if "NATS" in item["name"] and "secretKeyRef" in item.get("valueFrom", {})]
@@ -903,6 +917,7 @@ def main() -> None:
             check_state(items, values)
             check_rights(items, values)
             check_nats(items, values)
+            check_roles(items, values)
             check_daemon(items, checked)
             check_bridge(items, values, bridges)
             variables |= {item["name"] for _, template in own_pods(items) for container in template["spec"]["containers"] for item in container["env"]}

@@ -373,9 +373,11 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* How the bridge shows NATS who it is, as JSON. */}}
-{{- define "kvatlas.bridgeAuth" -}}
-{{ ternary .Values.bridge.auth .Values.nats.auth (and (hasKey .Values.bridge.auth "kind") (not .Values.nats.enabled)) | toJson }}
+{{/* How gateways or the bridge reach NATS, and show who they are: a dictionary with root and own, which are their values. As JSON. */}}
+{{- define "kvatlas.natsOf" -}}
+{{- $nats := .root.Values.nats -}}
+{{- $auth := ternary .own.auth $nats.auth (and (hasKey .own.auth "kind") (not $nats.enabled)) -}}
+{{ dict "auth" $auth "inboxPrefix" (default $nats.inboxPrefix .own.inboxPrefix) | toJson }}
 {{- end -}}
 
 {{/* The bucket with the bridge's state, if there is one: where JetStream is certain to be there, and to let the bridge in, it needs no name. */}}
@@ -445,8 +447,7 @@ priorityClassName: {{ . }}
 {{- end -}}
 
 {{- define "kvatlas.bridgeEnv" -}}
-{{- $inboxPrefix := default .Values.nats.inboxPrefix .Values.bridge.inboxPrefix -}}
-{{ include "kvatlas.natsEnv" (dict "root" . "auth" (include "kvatlas.bridgeAuth" . | fromJson) "inboxPrefix" $inboxPrefix) | trim }}
+{{ include "kvatlas.natsEnv" (include "kvatlas.natsOf" (dict "root" . "own" .Values.bridge) | fromJson | merge (dict "root" .)) | trim }}
 - name: KVATLAS_ADMIN_LISTEN
   value: {{ include "kvatlas.adminListen" . }}
 {{- if .Values.bridge.http.enabled }}
