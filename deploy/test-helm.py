@@ -217,6 +217,8 @@ REFUSED: list[tuple[str, Values]] = [
     ("a PodMonitor of the loopback address", {"admin": {"bind": "loopback"}, "podMonitor": {"enabled": True}}),
     ("ports for no engine", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "republish": {"enabled": True, "engines": 0}}}),
     ("bridges that would give an engine different ports", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 2, "republish": {"enabled": True}}}),
+    ("a NATS server that pods with IPv6 addresses alone do not reach", {"listenAddress": "[::]", "nats": {"enabled": True}}),
+    ("a name in the place of an address", {"listenAddress": "localhost"}),
     ("ports that are no range", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "answerPorts": "any"}}),
 ]
 # What a schema cannot see: the templates do not render it.
@@ -225,6 +227,19 @@ UNRENDERED: list[tuple[str, Values]] = [
     ("the same as a number", {"config": {"limits": {"max_bytes_total": 3221225472}}}),
     ("memory in words", {"resources": {"limits": {"memory": "much"}}}),
 ]
+# All that can listen, where pods have IPv6 addresses alone.
+IPV6: Values = {
+    "listenAddress": "[::]",
+    "nats": {"enabled": True, "listenAddress": "[::]"},
+    **{name: {"enabled": True} for name in ("http", "grpc", "redis", "dynamo")},
+    "config": {"dynamo": {"components": "a.b"}},
+    "bridge": {"enabled": True, "http": {"enabled": True}, "republish": {"enabled": True}},
+}
+ALL_LISTEN = {
+    "daemon": {f"KVATLAS_{name}_LISTEN" for name in ("ADMIN", "HTTP", "GRPC", "REDIS", "DYNAMO")},
+    "bridge": {"KVATLAS_ADMIN_LISTEN", "KVATLAS_HTTP_LISTEN"},
+}
+ONCE.append(IPV6)
 # Names of releases, and overrides, that Services cannot have as they are, or only in part.
 NAMES: list[tuple[str, Values]] = [
     ("1a", {}),
@@ -449,7 +464,7 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
     for owner, template in own_pods(items):
         for container in template["spec"]["containers"]:
             listen = next(item["value"] for item in container["env"] if item["name"] == "KVATLAS_ADMIN_LISTEN")
-            assert listen.startswith("127.0.0.1:" if is_loopback else "0.0.0.0:"), owner["metadata"]
+            assert listen.startswith("127.0.0.1:" if is_loopback else "0.0.0.0:") or "listenAddress" in values, owner["metadata"]
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 assert ("exec" in container[probe]) == is_loopback and ("httpGet" in container[probe]) != is_loopback
     for policy in own_policies(items):
@@ -461,6 +476,18 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
         assert all(rule["from"] for rule in register), "the bridge is open to all"
     services = [item for item in items if item["kind"] == "Service" and any(port["targetPort"] == "register" for port in item["spec"]["ports"])]
     assert len(services) == int(takes_engines(values)), values
+
+
+def check_addresses(items: list[dict[str, Any]], values: Values) -> None:
+    """All that listens for others does so at the address that is given: 0.0.0.0 has no IPv6."""
+    for owner, template in pods(items):
+        [container] = template["spec"]["containers"]
+        texts = [item.get("value", "") for item in container["env"]] + container.get("args", [])
+        texts += [item["data"]["nats.conf"] for item in items if item["kind"] == "ConfigMap" and "nats.conf" in item["data"]]
+        found = set(re.findall(r"0\.0\.0\.0(?=:)|\[::\](?=:)", " ".join(texts)))
+        assert found <= {values.get("listenAddress", "0.0.0.0")}, (owner["metadata"], found)
+        named = {item["name"]: item["value"] for item in container["env"] if item["name"].endswith("_LISTEN")}
+        assert set(named) == ALL_LISTEN.get(component(template["metadata"]["labels"]), set(named)) or values != IPV6, named
 
 
 def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
@@ -593,7 +620,7 @@ def check_republish(items: list[dict[str, Any]], values: Values) -> None:
         assert [port["name"].partition("-")[0] for port in listed] == ["events", "replay"] * (len(listed) // 2), listed
         assert service["spec"]["selector"]["app.kubernetes.io/component"] == "bridge", service
         assert service["spec"]["type"] == given.get("service", {}).get("type", "ClusterIP"), service
-        [arguments] = [template["spec"]["containers"][0]["args"] for _, template in own_pods(items) if f"--republish=tcp://0.0.0.0:{ports}" in template["spec"]["containers"][0]["args"]]
+        [arguments] = [template["spec"]["containers"][0]["args"] for _, template in own_pods(items) if f"--republish=tcp://{values.get('listenAddress', '0.0.0.0')}:{ports}" in template["spec"]["containers"][0]["args"]]
         assert ("--republish-everything" in arguments) == given.get("everything", False), arguments
         assert f"--republish-max-bytes={given.get('maxBytes', 1 << 27)}" in arguments, arguments
 
@@ -780,7 +807,7 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
             arguments = [re.sub(r"^--state=/.*", f"--state={folder}", word) for word in container["args"][1:]]
             # Of how to reach NATS there is no more to see than with a daemon.
             for item in (item for item in container["env"] if not item["name"].startswith("KVATLAS_NATS_")):
-                value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1):\d+$", "127.0.0.1:0", item["value"])
+                value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1|\[::\]):\d+$", "127.0.0.1:0", item["value"])
                 if value.startswith("/"):
                     assert value.startswith(mounts), f"{value} is not in {mounts}"
                     value = secret.name
@@ -909,6 +936,7 @@ def main() -> None:
                     check_form(item)
             check_references(items)
             check_exposure(items, values)
+            check_addresses(items, values)
             check_listeners(items, values)
             check_notes(rendered, items)
             check_extras(items, values)

@@ -197,7 +197,7 @@ nats://{{ include "kvatlas.natsName" . }}:4222
 {{- define "kvatlas.doorsEnv" -}}
 {{- range include "kvatlas.doors" . | fromJsonArray }}
 - name: KVATLAS_{{ upper .name }}_LISTEN
-  value: 0.0.0.0:{{ .port }}
+  value: {{ printf "%s:%v" $.Values.listenAddress .port | quote }}
 {{- if .secret }}
 - name: KVATLAS_{{ upper .name }}_TOKEN_FILE
   value: /etc/kvatlas/{{ .name }}/{{ .key }}
@@ -253,7 +253,7 @@ nats://{{ include "kvatlas.natsName" . }}:4222
 
 {{/* Where the admin listener listens. */}}
 {{- define "kvatlas.adminListen" -}}
-{{ ternary "0.0.0.0" "127.0.0.1" (eq .Values.admin.bind "pod") }}:{{ .Values.admin.port }}
+{{ printf "%s:%v" (ternary .Values.listenAddress "127.0.0.1" (eq .Values.admin.bind "pod")) .Values.admin.port | quote }}
 {{- end -}}
 
 {{/* Probes, by request or by command. */}}
@@ -429,7 +429,7 @@ priorityClassName: {{ . }}
 - --discover=file:/etc/kvatlas/engines
 {{- end }}
 {{- if .Values.bridge.republish.enabled }}
-- --republish=tcp://0.0.0.0:{{ include "kvatlas.republishPorts" . | fromJsonArray | join "-" }}
+- {{ printf "--republish=tcp://%s:%s" .Values.listenAddress (include "kvatlas.republishPorts" . | fromJsonArray | join "-") | quote }}
 - --republish-max-bytes={{ .Values.bridge.republish.maxBytes | int64 }}
 {{- if .Values.bridge.republish.everything }}
 - --republish-everything
@@ -452,7 +452,7 @@ priorityClassName: {{ . }}
   value: {{ include "kvatlas.adminListen" . }}
 {{- if .Values.bridge.http.enabled }}
 - name: KVATLAS_HTTP_LISTEN
-  value: 0.0.0.0:{{ .Values.bridge.http.port }}
+  value: {{ printf "%s:%v" .Values.listenAddress .Values.bridge.http.port | quote }}
 {{- if .Values.bridge.http.tokenSecret }}
 - name: KVATLAS_HTTP_TOKEN_FILE
   value: /etc/kvatlas/http/{{ .Values.bridge.http.tokenKey }}

@@ -26,9 +26,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "nats.conf" -}}
 # Made by the chart.
-listen: 0.0.0.0:4222
+listen: "{{ .Values.listenAddress }}:4222"
 # For probes.
-http: 0.0.0.0:8222
+http: "{{ .Values.listenAddress }}:8222"
 server_name: {{ include "nats.name" . }}-0
 # A client whose machine vanishes is let go after 6 s. By itself, NATS takes up to 6 min, and gives it questions all that time.
 ping_interval: "2s"
