@@ -219,6 +219,7 @@ REFUSED: list[tuple[str, Values]] = [
     ("bridges that would give an engine different ports", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 2, "republish": {"enabled": True}}}),
     ("a NATS server that pods with IPv6 addresses alone do not reach", {"listenAddress": "[::]", "nats": {"enabled": True}}),
     ("a name in the place of an address", {"listenAddress": "localhost"}),
+    ("a word that is no flag", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "extraArgs": ["forget"]}}),
     ("ports that are no range", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "answerPorts": "any"}}),
 ]
 # What a schema cannot see: the templates do not render it.
@@ -600,6 +601,23 @@ def check_state(items: list[dict[str, Any]], values: Values) -> None:
             assert places == ["/var/lib/kvatlas/state"] and kinds == ["claim" if "existingClaim" in given else "emptyDir"], (places, kinds, values)
 
 
+def check_flags(chart: helm.Chart) -> None:
+    """The bridge doubts a stranger after as long as daemons remove who is silent, unless it is told otherwise; it has further flags at the end."""
+    for more, extra, wanted in [
+        ({}, [], []),
+        ({"remove_after_ms": 0}, [], []),
+        ({"remove_after_ms": 60000}, [], ["--give-up-after=60000ms"]),
+        ({"remove_after_ms": 60000}, ["--logging-json", "--give-up-after=30"], ["--logging-json", "--give-up-after=30"]),
+        ({"remove_after_ms": 2500}, ["--max-engines=2000", "--forget"], ["--give-up-after=2500ms", "--max-engines=2000", "--forget"]),
+    ]:
+        bridge = {"enabled": True, "discover": ["dns:a:8000"], "extraArgs": extra}
+        items = objects(chart.render({"bridge": bridge, "config": {"namespace_defaults": more}}, name="prod", namespace="inference"))
+        [arguments] = [template["spec"]["containers"][0]["args"] for owner, template in own_pods(items) if owner["metadata"]["name"].endswith("-bridge")]
+        found = arguments[arguments.index("--discover=dns:a:8000") + 1 :]
+        assert found == wanted, found
+        assert takes("--discover=dns:a:8000", *found), found
+
+
 def republished(items: list[dict[str, Any]]) -> list[str]:
     """The ranges of ports at which bridges republish engines."""
     arguments = [word for _, template in own_pods(items) for word in template["spec"]["containers"][0]["args"]]
@@ -763,7 +781,7 @@ def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
 
 def start_bridge(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     """A bridge without NATS, which it goes on trying to reach."""
-    command = [KVATLAS, "bridge", "--logging-json", *arguments, "--nats-url=nats://127.0.0.1:1"]
+    command = [KVATLAS, "bridge", *({"--logging-json"} - set(arguments)), *arguments, "--nats-url=nats://127.0.0.1:1"]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -952,6 +970,7 @@ def main() -> None:
         check_names(with_nats)
         check_checksums(chart)
         check_buckets(chart)
+        check_flags(chart)
         for what, values in REFUSED:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
         for what, values in UNRENDERED:

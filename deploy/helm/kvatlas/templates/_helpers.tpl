@@ -444,6 +444,14 @@ priorityClassName: {{ . }}
 {{- with and .Values.bridge.http.enabled .Values.bridge.http.engineHosts }}
 - {{ printf "--register-hosts=%s" (join "," .) | quote }}
 {{- end }}
+{{- /* As long as daemons keep a silent holder. By 0 they keep it for ever, and the bridge has its default. */}}
+{{- $silence := dig "namespace_defaults" "remove_after_ms" 0 .Values.config | int64 }}
+{{- if and $silence (not (regexMatch "(^| )--give-up-after" (join " " .Values.bridge.extraArgs))) }}
+- --give-up-after={{ $silence }}ms
+{{- end }}
+{{- range .Values.bridge.extraArgs }}
+- {{ quote . }}
+{{- end }}
 {{- end -}}
 
 {{- define "kvatlas.bridgeEnv" -}}
