@@ -106,6 +106,7 @@ inside dpkg --install /kvatlas.deb >/dev/null
 grep -q '# kept' "$debian/etc/kvatlas/kvatlas.toml"
 inside apt-get remove -y -q kvatlas >/dev/null
 [ -f "$debian/etc/kvatlas/kvatlas.toml" ] && [ ! -e "$debian/usr/bin/kvatlas" ]
+echo 'KVATLAS_NATS_PASSWORD=x' >"$debian/etc/kvatlas/bridge.env"
 inside apt-get purge -y -q kvatlas >/dev/null
 [ ! -e "$debian/etc/kvatlas" ]
 
