@@ -288,6 +288,20 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
+{{/* For how many seconds a pod that is to end goes on: until then, Services may still send it requests. Kubernetes waits for that from 1.30 on. */}}
+{{- define "kvatlas.preStopSeconds" -}}
+{{- $asked := include "kvatlas.doors" . | fromJsonArray | not | not -}}
+{{ ternary (int .Values.preStopSeconds) 0 (and $asked (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version)) }}
+{{- end -}}
+
+{{- define "kvatlas.lifecycle" -}}
+{{- with include "kvatlas.preStopSeconds" . | int }}
+lifecycle:
+  preStop:
+    sleep: { seconds: {{ . }} }
+{{- end }}
+{{- end -}}
+
 {{/* Volumes and mounts that the values add to all pods. */}}
 {{- define "kvatlas.extraVolumes" -}}
 {{- with .Values.extraVolumes }}
@@ -353,7 +367,8 @@ spec:
 {{- define "kvatlas.podSpec" -}}
 # Variables about services would be taken for settings, were they not known by their ends.
 enableServiceLinks: false
-terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+{{- $drain := dig "shutdown" "drain_seconds" 10 .Values.config | int }}
+terminationGracePeriodSeconds: {{ max .Values.terminationGracePeriodSeconds (add $drain (include "kvatlas.preStopSeconds" . | int) 10) }}
 {{- $own := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") }}
 securityContext: {{- toYaml (merge (deepCopy .Values.podSecurityContext) $own) | nindent 2 }}
 {{- with .Values.imagePullSecrets }}
