@@ -127,6 +127,9 @@ EXTRAS: Values = {
     "updateStrategy": {"type": "OnDelete"},
     "gateway": {"updateStrategy": {"rollingUpdate": {"maxSurge": 2}}},
 }
+# What the chart says of all pods, and what OpenShift wants: it chooses these itself.
+SECURITY = {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"}}
+BY_OPENSHIFT = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
 # Where people have all pods go.
 PLACES: Values = {
     "affinity": {"nodeAffinity": {}},
@@ -241,6 +244,10 @@ ALL_LISTEN = {
     "bridge": {"KVATLAS_ADMIN_LISTEN", "KVATLAS_HTTP_LISTEN"},
 }
 ONCE.append(IPV6)
+ONCE += [
+    {"podSecurityContext": BY_OPENSHIFT, "nats": {"enabled": True, "podSecurityContext": BY_OPENSHIFT}},
+    {"podSecurityContext": {"runAsUser": 0, "fsGroup": 0}, "nats": {"enabled": True, "podSecurityContext": {"runAsGroup": 0}}},
+]
 ONCE += [
     {"http": {"enabled": True}, "config": {"shutdown": {"drain_seconds": 120}}},
     {"http": {"enabled": True}, "shards": 2, "preStopSeconds": 30, "terminationGracePeriodSeconds": 60},
@@ -597,7 +604,8 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         [container] = template["spec"]["containers"]
         assert added.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
         assert added.get("podAnnotations", {}).items() <= template["metadata"]["annotations"].items(), owner["metadata"]
-        assert added.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
+        security = {name: item for name, item in (SECURITY | added.get("podSecurityContext", {})).items() if item is not None}
+        assert template["spec"]["securityContext"] == security, owner["metadata"]
         places = {place: template["spec"][place] for place in PLACES if place in template["spec"] and (place != "affinity" or place in added)}
         assert places == {place: added[place] for place in PLACES if place in added}, owner["metadata"]
         assert [item for item in container["env"] if item in EXTRAS["extraEnv"]] == added.get("extraEnv", []), owner["metadata"]

@@ -103,7 +103,7 @@ true
 {{- end }}
 {{- end -}}
 
-{{/* The release's own NATS server: as `nats.name` of charts/nats. */}}
+{{/* The release's own NATS server. */}}
 {{- define "kvatlas.natsName" -}}
 {{- printf "%s-nats" (include "kvatlas.serviceName" .Release.Name) -}}
 {{- end -}}
@@ -314,6 +314,17 @@ lifecycle:
 {{- end }}
 {{- end -}}
 
+{{/* Values as YAML, without those that null takes away: Helm leaves them to charts within charts. */}}
+{{- define "kvatlas.given" -}}
+{{- $given := dict -}}
+{{- range $name, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $_ := set $given $name $value -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $given }}
+{{- end -}}
+
 {{- define "kvatlas.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -369,8 +380,7 @@ spec:
 enableServiceLinks: false
 {{- $drain := dig "shutdown" "drain_seconds" 10 .Values.config | int }}
 terminationGracePeriodSeconds: {{ max .Values.terminationGracePeriodSeconds (add $drain (include "kvatlas.preStopSeconds" . | int) 10) }}
-{{- $own := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") }}
-securityContext: {{- toYaml (merge (deepCopy .Values.podSecurityContext) $own) | nindent 2 }}
+securityContext: {{- include "kvatlas.given" .Values.podSecurityContext | nindent 2 }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}

@@ -1,8 +1,4 @@
-{{/* As `kvatlas.natsName` of the chart around this one. */}}
-{{- define "nats.name" -}}
-{{- printf "%s-nats" (regexReplaceAll "^([0-9])" .Release.Name "r-${1}" | replace "." "-" | trunc 40 | regexFind "^.*[^-]") -}}
-{{- end -}}
-
+{{/* Beside these there are the templates of the chart around this one. */}}
 {{- define "nats.selector" -}}
 app.kubernetes.io/name: nats
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -16,20 +12,12 @@ app.kubernetes.io/component: nats
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
-{{- define "nats.image" -}}
-{{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
-{{- else -}}
-{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
-{{- end -}}
-{{- end -}}
-
 {{- define "nats.conf" -}}
 # Made by the chart.
 listen: "{{ .Values.listenAddress }}:4222"
 # For probes.
 http: "{{ .Values.listenAddress }}:8222"
-server_name: {{ include "nats.name" . }}-0
+server_name: {{ include "kvatlas.natsName" . }}-0
 # A client whose machine vanishes is let go after 6 s. By itself, NATS takes up to 6 min, and gives it questions all that time.
 ping_interval: "2s"
 ping_max: 2
