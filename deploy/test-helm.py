@@ -25,9 +25,11 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -591,7 +593,7 @@ def check_versions() -> None:
     """Where Helm is: a Kubernetes that knows no sleep is given none."""
     command = os.environ.get("HELM_BIN") or shutil.which("helm") or str(FETCHED.parent / "kubernetes/helm")
     for version, sleeps in (("1.29.9", False), ("1.30.0-gke.1", True)) if Path(command).exists() else ():
-        arguments = ["template", "prod", CHART, "--set", "http.enabled=true", "--kube-version", version]
+        arguments = ["template", "prod", str(CHART), "--set", "http.enabled=true", "--kube-version", version]
         rendered = subprocess.run([command, *arguments], capture_output=True, text=True)
         assert rendered.returncode == 0 and ("preStop" in rendered.stdout) is sleeps, (version, rendered.stderr)
 
@@ -746,7 +748,7 @@ def check_nats(items: list[dict[str, Any]], values: Values) -> None:
         [service] = [item for item in items if item["kind"] == "Service" and item["metadata"]["name"] == server["spec"]["serviceName"]]
         url = f"nats://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
         [container] = server["spec"]["template"]["spec"]["containers"]
-        check_nats_server(items, container, own)
+        check_nats_server(items, container)
     given = values.get("networkPolicy", {}).get("natsPort")
     ports = [int(found) for found in re.findall(r":(\d+)", url)] + [4222] * url.endswith("//c")
     for policy in own_policies(items):
@@ -779,21 +781,56 @@ def secrets(container: dict[str, Any]) -> list[dict[str, str]]:
     return sorted(keys, key=lambda key: key["key"])
 
 
-def check_nats_server(items: list[dict[str, Any]], container: dict[str, Any], values: Values) -> None:
-    """A real server takes the arguments and the configuration. Passwords are as awkward as they may be."""
+def check_nats_server(items: list[dict[str, Any]], container: dict[str, Any]) -> None:
+    """A real server takes the configuration, and lets in whom the secret names, and nobody else. Users and passwords are as awkward as they may be."""
     [config] = [item["data"]["nats.conf"] for item in items if item["kind"] == "ConfigMap" and "nats.conf" in item["data"]]
     assert 'ping_interval: "2s"' in config and "ping_max: 2" in config, "a machine that vanishes is noticed within seconds"
-    variables = {item["name"] for item in container["env"]}
+    assert container["args"] == ["--config=/etc/nats/nats.conf"], "whoever sees processes sees secrets"
+    serve_nats(config, json.dumps(container["env"]))
+
+
+@functools.cache
+def serve_nats(config: str, variables: str) -> None:
+    """Starts the server with the variables of its container, as Kubernetes fills them in, and connects."""
+    said = {"NATS_USER": "1e3", "NATS_PASSWORD": '12" $x #;{ 0 $(NATS_USER)', "NATS_TOKEN": "$2a$11 }\\"}
+    secret = {item["name"]: said[item["name"]] for item in json.loads(variables) if "secretKeyRef" in item.get("valueFrom", {})}
+    plain = {item["name"]: item["value"] for item in json.loads(variables) if "value" in item}
+    environment = secret | {name: re.sub(r"\$\((\w+)\)", lambda found: secret[found[1]], value) for name, value in plain.items()}
+    names = {"NATS_USER": "user", "NATS_PASSWORD": "pass", "NATS_TOKEN": "auth_token"}
+    right = {names[name]: value for name, value in secret.items()}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "nats.conf").write_text(config.replace("/data", folder))
-        arguments = [word.replace("/etc/nats", folder) for word in container["args"]]
-        for name in re.findall(r"\$\((\w+)\)", " ".join(arguments)):
-            assert name in variables, name
-            arguments = [word.replace(f"$({name})", "12'\" $x") for word in arguments]
-        said = subprocess.run([NATS_SERVER, *arguments, "-t"], capture_output=True, text=True)
-        assert said.returncode == 0, said.stderr
-    named = {"--user", "--pass"} if values.get("auth", {}).get("kind") == "user" else {"--auth"} if "auth" in values else set()
-    assert {word.partition("=")[0] for word in container["args"]} == named | {"--config"}, container["args"]
+        own = re.sub(r"(0\.0\.0\.0|\[::\]):(4222|8222)", r"\1:-1", config)
+        (Path(folder) / "nats.conf").write_text(own.replace("/data", folder))
+        arguments = [NATS_SERVER, f"--config={folder}/nats.conf", f"--ports_file_dir={folder}"]
+        with (Path(folder) / "log").open("wb") as log:
+            server = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log)
+        try:
+            address = nats_address(server, Path(folder))
+            assert nats_says(address, right) == "PONG", (config, environment)
+            if right:
+                assert "Authorization Violation" in nats_says(address, {name: value + "0" for name, value in right.items()}), config
+        finally:
+            server.kill()
+            server.wait()
+
+
+def nats_address(server: subprocess.Popen[bytes], folder: Path) -> tuple[str, int]:
+    """Where the server listens, which it writes into a file."""
+    deadline = time.monotonic() + 30
+    while not (found := re.findall(r'"nats": *\[\s*"([^"]+)"', "".join(file.read_text() for file in folder.glob("*.ports")))):
+        assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.01)
+    [url] = found
+    return "127.0.0.1", int(url.rpartition(":")[2])
+
+
+def nats_says(address: tuple[str, int], who: dict[str, str]) -> str:
+    """What a server answers to a client that tells who it is."""
+    with socket.create_connection(address, timeout=10) as connection, connection.makefile("rwb") as stream:
+        stream.readline()
+        stream.write(f"CONNECT {json.dumps({'verbose': False} | who)}\r\nPING\r\n".encode())
+        stream.flush()
+        return stream.readline().decode().strip()
 
 
 def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:

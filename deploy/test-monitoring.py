@@ -158,8 +158,8 @@ def run(stack: Stack) -> None:
     password = read_env(DEPLOY / "compose/.env")["KVATLAS_OPERATOR_PASSWORD"]
     operator = ["KVATLAS_NATS_USER=operator", f"KVATLAS_NATS_PASSWORD={password}", "KVATLAS_NATS_INBOX_PREFIX=_INBOX_OPERATOR"]
     command = ["/usr/bin/env", *operator, "/usr/local/bin/kvatlas", "admin", "forget", "demo", "worker-00", "0"]
-    said = stack.execute("fleet", command)
-    assert said.returncode == 0, f"an operator's command: {said.stdout}{said.stderr}"
+    commanded = stack.execute("fleet", command)
+    assert commanded.returncode == 0, f"an operator's command: {commanded.stdout}{commanded.stderr}"
     print("an operator commands the daemons")
 
     for name in ("kvatlas-1", "gateway", "bridge"):

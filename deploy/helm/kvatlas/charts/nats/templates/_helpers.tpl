@@ -26,19 +26,14 @@ jetstream {
   store_dir: /data
   max_memory_store: 64MiB
 }
-{{- end -}}
-
-{{/* Who may connect. The secret's values are taken as they are, which a file of the server's would not. */}}
-{{- define "nats.arguments" -}}
-- --config=/etc/nats/nats.conf
 {{- if eq .Values.auth.kind "user" }}
-- --user=$(NATS_USER)
-- --pass=$(NATS_PASSWORD)
+authorization { user: $NATS_QUOTED_USER, password: $NATS_QUOTED_PASSWORD }
 {{- else if eq .Values.auth.kind "token" }}
-- --auth=$(NATS_TOKEN)
+authorization { token: $NATS_QUOTED_TOKEN }
 {{- end }}
 {{- end -}}
 
+{{/* Who may connect. The server takes a variable as it would a text of its file: in quotes, a password is one whatever is in it, but for '. */}}
 {{- define "nats.environment" -}}
 {{- $auth := .Values.auth -}}
 - name: GOMEMLIMIT
@@ -46,10 +41,13 @@ jetstream {
 {{- if eq $auth.kind "user" }}
 - name: NATS_USER
   valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "user" $auth.userKey }} } }
+- { name: NATS_QUOTED_USER, value: "'$(NATS_USER)'" }
 - name: NATS_PASSWORD
   valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "password" $auth.passwordKey }} } }
+- { name: NATS_QUOTED_PASSWORD, value: "'$(NATS_PASSWORD)'" }
 {{- else if eq $auth.kind "token" }}
 - name: NATS_TOKEN
   valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "token" $auth.tokenKey }} } }
+- { name: NATS_QUOTED_TOKEN, value: "'$(NATS_TOKEN)'" }
 {{- end }}
 {{- end -}}
