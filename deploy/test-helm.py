@@ -132,6 +132,8 @@ EXTRAS: Values = {
 # What the chart says of all pods, and what OpenShift wants: it chooses these itself.
 SECURITY = {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"}}
 BY_OPENSHIFT = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+# Who may scrape unless said otherwise.
+MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 # Where people have all pods go.
 PLACES: Values = {
     "affinity": {"nodeAffinity": {}},
@@ -494,8 +496,11 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
                 assert ("exec" in container[probe]) == is_loopback and ("httpGet" in container[probe]) != is_loopback
     for policy in own_policies(items):
         admin = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == "admin" for port in rule["ports"])]
-        assert bool(admin) == (not is_loopback and values.get("networkPolicy", {}).get("metricsFrom") != []), policy
-        assert all(rule["from"] for rule in admin), "the admin listener is open to all"
+        own = [{"podSelector": {"matchLabels": policy["spec"]["podSelector"]["matchLabels"]}}]
+        others = values.get("networkPolicy", {}).get("metricsFrom", MONITORING)
+        assert [rule["from"] for rule in admin] == [own + others] * (not is_loopback), policy
+        reached = [rule["to"] for rule in policy["spec"]["egress"] if {"protocol": "TCP", "port": "admin"} in rule.get("ports", [])]
+        assert reached == [own] * (not is_loopback), policy
         register = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == "register" for port in rule["ports"])]
         assert bool(register) == (takes_engines(values) and values.get("networkPolicy", {}).get("registerFrom") != []), policy
         assert all(rule["from"] for rule in register), "the bridge is open to all"
@@ -555,6 +560,8 @@ def check_notes(rendered: dict[str, str], items: list[dict[str, Any]]) -> None:
             address = f"{item['metadata']['name']}.inference:{port['port']}"
             wanted = "find the daemons by etcd:" if port["name"] == "dynamo" and "etcd:" in notes else address
             assert wanted in notes, f"{wanted} is not in {notes}"
+    commands = [line for line in notes.splitlines() if line.startswith("  kubectl ")]
+    assert commands and all(line.startswith("  kubectl --namespace inference ") for line in commands), notes
     bridges = [template["spec"] for _, template in own_pods(items) if template["spec"]["containers"][0]["args"][0] == "bridge"]
     kept = [any("persistentVolumeClaim" in volume for volume in spec.get("volumes", [])) or "--state=nats:" in str(spec["containers"]) for spec in bridges]
     assert ("A rollout of the bridge loses what it knows" in notes) == (kept == [False]), notes
