@@ -530,6 +530,12 @@ impl Follower {
         }
     }
 
+    /// Extends the time for which heartbeats are sent for an engine in sight, because a batch has just come in place of a
+    /// look. The batch shows that the engine lives, and its number shows that no batch is missing.
+    pub(super) async fn still_seen(&mut self) -> Result<(), FollowError> {
+        Ok(self.relay.seen(self.options.look_interval_max()).await?)
+    }
+
     /// Starts over for another process. `numbered` is the first batch that came from it.
     async fn begin_with(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         self.note_connection(ConnectionChange::Continued);

@@ -188,6 +188,7 @@ impl SocketEvents {
                     let due = published_at.take().map(|at| at + interval);
                     let may_wait = self.follower.relay().is_in_sight() && !self.follower.wants_look();
                     if let Some(due) = due.filter(|due| may_wait && *due > Instant::now()) {
+                        self.follower.still_seen().await?;
                         poll.reset_at(due.into());
                         continue;
                     }
