@@ -130,7 +130,10 @@ impl EngineRegistry for Bridge {
     fn engines(&self) -> Vec<EngineState> {
         let state = self.inner.state.lock();
         let engines = state.engines.values();
-        engines.map(|followed| self.inner.state_of(followed)).collect()
+        let nats = state.nats.as_ref();
+        engines
+            .map(|followed| self.inner.state_of(followed, nats))
+            .collect()
     }
 
     fn servers(&self) -> Vec<ServerState> {
