@@ -123,7 +123,15 @@ impl SocketEvents {
         let NewEngine { endpoint, topic, .. } = &task.engine;
         let metrics = Arc::clone(self.follower.relay().bridge_metrics());
         let patience = task.options.patience;
-        let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
+        let rank = task.engine.key.rank;
+        let made = task
+            .origin
+            .as_ref()
+            .and_then(|origin| origin.take_subscription(rank));
+        let mut subscription = match made {
+            Some(subscription) => subscription,
+            None => Subscription::connect(endpoint, topic, patience, metrics).await?,
+        };
         if let Some(origin) = &task.origin {
             origin.confirmed().await;
         }
