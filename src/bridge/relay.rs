@@ -500,7 +500,6 @@ impl Relay {
         if let Some(tap) = &self.tap {
             tap.set_in_sight(true);
         }
-        self.engine_metrics.speaks.set(f64::from(self.speaks()));
         self.tell_doubts_if_new().await?;
         self.publisher.heartbeat_for(time).await
     }
