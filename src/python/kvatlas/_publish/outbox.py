@@ -21,6 +21,7 @@ from ..events import (
     event_bytes,
     events_bytes,
 )
+from ..hashing import U64_MAX
 from ..profile import Profile
 from .options import PublisherOptions
 from .ring import Ring
@@ -262,7 +263,7 @@ class Outbox:
         tolerated = SKEW_US if clocks.monotonic > self._new_until else 0
         has_begun = known <= clocks.unix_us + tolerated
         is_too_soon = clocks.monotonic - self._risen < RISE
-        is_above = self.cursor.epoch < known < (1 << 64) - 1
+        is_above = self.cursor.epoch < known < U64_MAX
         if not is_above or is_older or has_begun or is_too_soon:
             return False
         self._risen = clocks.monotonic
@@ -284,7 +285,7 @@ class Outbox:
 
     def _come_back(self, clocks: Clocks) -> None:
         """Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew."""
-        self.cursor = Cursor(max(clocks.unix_us, self.cursor.epoch + 1), 0)
+        self.cursor = Cursor(max(clocks.unix_us, min(self.cursor.epoch + 1, U64_MAX)), 0)
         self._ring = self._ring_after(0)
         if self.table is not None:
             self.table.clear()
