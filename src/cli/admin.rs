@@ -249,12 +249,12 @@ struct AwaitedReplies<'a> {
 
 /// Answer of a process to the question who is there, in the words of NATS's services.
 #[derive(Debug, Deserialize)]
-struct Presence {
-    metadata: PresenceMetadata,
+struct FoundProcess {
+    metadata: FoundMetadata,
 }
 
 #[derive(Debug, Deserialize)]
-struct PresenceMetadata {
+struct FoundMetadata {
     instance: String,
     subjects_prefix: String,
     role: String,
@@ -275,7 +275,7 @@ impl<'a> AwaitedReplies<'a> {
     /// Notes a process that is there, if the command is for it. Other programs may use the same service name. Their answers
     /// cannot be decoded, and are left out.
     fn found(&mut self, payload: &[u8]) {
-        let Ok(Presence { metadata }) = serde_json::from_slice(payload) else {
+        let Ok(FoundProcess { metadata }) = serde_json::from_slice(payload) else {
             return;
         };
         let is_bridge = metadata.role == ProcessRole::Bridge.as_str();

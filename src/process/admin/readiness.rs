@@ -67,11 +67,11 @@ pub struct Readiness {
     /// while that connection is up.
     troubles: Mutex<LatchTroubles>,
     /// Function that returns the NATS server's refusals, and the latch that they concern; `None` if there is none.
-    refusals: Mutex<Option<(Latch, Refusals)>>,
+    refusals: Mutex<Option<(Latch, RefusalSource)>>,
 }
 
 /// Function that returns the refusals of a NATS server that last, in its words.
-type Refusals = Box<dyn Fn() -> Vec<String> + Send + Sync>;
+type RefusalSource = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
 impl Readiness {
     /// Makes the state in which no latch (precondition of serving) is set and the daemon is not draining.
