@@ -431,6 +431,29 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_names_a_missing_shard_that_alone_may_know_a_namespace() {
+    let broker = broker().await;
+    let settings = [("gateway.enabled", "true"), ("gateway.deadline_ms", "300")];
+    let gateway = Process::serve(broker.url(), &settings);
+    let first = shard(broker.url(), "0/2");
+    let client = Client::connect(broker.url()).await;
+    eventually("the first does not know the namespace", async || {
+        let refused = client.ask_with(query(None)).await.unwrap_err().to_string();
+        refused
+            .contains("has heard of the namespace, and shard 1 of 2 did not answer")
+            .then_some(())
+    })
+    .await;
+    let (_, index) = http_get(gateway.admin_address(), "/index");
+    let index: Value = serde_json::from_str(&index).unwrap();
+    assert_eq!(index["missing_shards"][0]["shard"], 1, "{index}");
+    assert!(index["shard_outage"].is_null(), "{index}");
+    assert!(counter(&gateway, "kvatlas_shard_replies_missing_total{shard=\"1\"}") > 0);
+    gateway.stop();
+    first.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_refuses_what_is_too_much_at_once() {
     let broker = broker().await;
     // One of two shards never answers, so every gathering lasts until the deadline.

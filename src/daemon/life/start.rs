@@ -94,8 +94,11 @@ impl Daemon {
             .map(|listen| AdminServer::start(listen, Arc::clone(&source)))
             .transpose()?;
         shared.admin_address = admin.as_ref().map(AdminServer::local_addr);
-        if engines.is_none() {
-            shared.readiness.set(Latch::EnginesFollowed);
+        match engines.clone() {
+            Some(engines) => shared
+                .readiness
+                .follow_refusals(Latch::EnginesFollowed, move || engines.refusals()),
+            None => shared.readiness.set(Latch::EnginesFollowed),
         }
         let http = start_http(&shared, source, engines).await?;
         upkeep.tasks.spawn(keep_up(
