@@ -148,6 +148,21 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
+    /// Returns a holder as a daemon lists it.
+    fn holder(namespace: &str, worker: &str, reason: &str) -> String {
+        let known = r#""since_us":1800000000000000,"detail":"expected batch 2, got 5""#;
+        let cost = r#"{"queries":50,"finding":31,"inexact":50,"text":""}"#;
+        format!(
+            r#"{{"namespace":"{namespace}","worker":"{worker}","rank":0,"degraded":["{reason}"],{known},"cost":{cost}}}"#
+        )
+    }
+
+    /// Returns a daemon's answer that lists some holders of `total`.
+    fn some(holders: &[String], total: usize) -> Degraded {
+        let holders = holders.join(",");
+        degraded(&format!(r#"{{"holders":[{holders}],"holders_total":{total}}}"#))
+    }
+
     #[test]
     fn each_culprit_has_a_line_with_its_reasons() {
         let none = degraded(r#"{"holders":[],"holders_total":0}"#);
@@ -156,19 +171,6 @@ mod tests {
             (checks.len(), checks[0].outcome(), checks[0].found()),
             (1, CheckOutcome::Fine, "all are exact")
         );
-        let holder = |namespace: &str, worker: &str, reason: &str| {
-            let known = r#""since_us":1800000000000000,"detail":"expected batch 2, got 5""#;
-            let cost = r#"{"queries":50,"finding":31,"inexact":50,"text":""}"#;
-            format!(
-                r#"{{"namespace":"{namespace}","worker":"{worker}","rank":0,"degraded":["{reason}"],{known},"cost":{cost}}}"#
-            )
-        };
-        let some = |holders: &[String], total: usize| {
-            degraded(&format!(
-                r#"{{"holders":[{}],"holders_total":{total}}}"#,
-                holders.join(",")
-            ))
-        };
         let first = some(
             &[
                 holder("m", "vllm-2", "upstream_gap"),
@@ -199,6 +201,10 @@ mod tests {
             said.contains("FAIL holder vllm-3/0 of own: stale since"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn holders_without_a_line_are_counted() {
         let many: Vec<String> = (0..20)
             .map(|number| holder("m", &format!("w-{number}"), "stale"))
             .collect();
