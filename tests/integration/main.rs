@@ -20,6 +20,7 @@ mod cli;
 mod crash;
 mod deployment;
 mod discovery;
+mod doctor;
 mod documentation;
 mod doubts;
 mod dynamo_router;

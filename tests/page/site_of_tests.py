@@ -321,9 +321,11 @@ class Stub:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     reasons = [[1, "gap"], [2, "undecodable"], [4, "unknown_parent"], [8, "upstream_gap"], [128, "<b>stale</b>"]]
                     again = "kvatlas admin resync NAMESPACE WORKER RANK"
-                    mends = [["gap", f"ask again: {again}"], ["other_settings", "give it the size"], ["undecodable", f"correct it, then {again}"],
+                    drops = [["other_settings", "give it the size"], ["stale_epoch", "name it anew; kvatlas admin forget NAMESPACE WORKER RANK"],
+                        ["undecodable", "correct it"]]  # fmt: skip
+                    mends = [["gap", f"ask again: {again}"], ["undecodable", f"correct it, then {again}"],
                         ["KvatlasClockAhead", "run an NTP client"], ["KvatlasPromisesBroken", f"compare its flags; {again}"]]  # fmt: skip
-                    hello = {"version": "<i>0</i>", "commit": "c", "reasons": reasons, "mends": mends}
+                    hello = {"version": "<i>0</i>", "commit": "c", "reasons": reasons, "mends": mends, "drop_mends": drops}
                     self._say("hello", hello)
                     for name, data in (before or {}).items():
                         self._say(name, data)

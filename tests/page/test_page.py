@@ -206,7 +206,7 @@ def three_namespaces() -> dict[str, Any]:
     added = [[number, name, f"{name}-{number}", 0] for number, name in enumerate(["sound", "sound", "bad", "bad", "bad"])]
     facts = [[number, 1, bits, 0, 0, 0] for number, bits in enumerate([0, 0, 0, 1, 15])]
     cost = {"queries": 100, "finding": 0, "inexact": 62, "text": "62 % of answers inexact"}
-    refused = {"refused_publishers": ["wide"], "refused": [{"worker": "wide", "reason": "other_settings", "since_us": 0}], "cost": cost}
+    refused = {"refused": [{"worker": "wide", "reason": "other_settings", "since_us": 0}], "cost": cost}
     known = [namespace("bad", 3, cost=cost), namespace("dropped", 0, **refused), namespace("sound", 2)]
     costs = [[4, "31 % of queries find it, 62 % of answers inexact"]]
     return frame({"added": added, "facts": facts}, 5, known, costs=costs)

@@ -100,7 +100,7 @@ def test_snapshots_that_fail_are_told_until_one_is_written(browser: Chrome, tmp_
 
 def test_who_has_no_holder_is_told_with_since_when_and_what_to_do(browser: Chrome, daemon: Daemon) -> None:
     now = int(time.time() * 1e6)
-    dropped = [("odd", "undecodable", 60), ("tall", "other_settings", 3), ("wide", "other_settings", 240)]
+    dropped = [("odd", "undecodable", 60), ("old", "stale_epoch", 60), ("tall", "other_settings", 3), ("wide", "other_settings", 240)]
     refused = [{"worker": worker, "reason": reason, "since_us": now - age * 1_000_000} for worker, reason, age in dropped]
     clocks = {"ahead": ["early/0"], "epochs_ahead": 1, "ahead_since_us": now - 7_200_000_000}
     broken = [{"worker": "vllm-3", "rank": 1, "promised_blocks": 1000, "missing_blocks": 119}]
@@ -109,17 +109,19 @@ def test_who_has_no_holder_is_told_with_since_when_and_what_to_do(browser: Chrom
     stub = Stub(daemon, lambda: iter([frame({}, 0, known, ready=True, now_us=now, strays=strays)]))
     browser.get(stub.url)
     stray = row_of_trouble(browser, "nothing is taken of namespace new, lastly from a (undecodable): no map since ")
-    assert "(5.00 s)" in stray and "What to do: correct it, then kvatlas admin resync new a." in stray, stray
+    assert "(5.00 s)" in stray and "What to do: correct it. kvatlas explain undecodable" in stray, stray
     undecodable = row_of_trouble(browser, "all batches dropped odd (undecodable) of n since ")
     assert "(1 min)" in undecodable, undecodable
-    assert "What to do: correct it, then kvatlas admin resync n odd. kvatlas admin resync n odd copy" in undecodable, undecodable
+    assert "What to do: correct it. kvatlas explain undecodable" in undecodable, undecodable
+    old = row_of_trouble(browser, "all batches dropped old (stale_epoch) of n since ")
+    assert "What to do: name it anew; kvatlas admin forget n old. kvatlas admin forget n old copy" in old, old
     settings = row_of_trouble(browser, "all batches dropped tall, wide (other_settings) of n since ")
     assert "(4 min)" in settings and "What to do: give it the size. kvatlas explain other_settings" in settings, settings
     clock = row_of_trouble(browser, "clock ahead early/0 of n since ")
     assert "(2 h)" in clock and "What to do: run an NTP client." in clock, clock
     promises = row_of_trouble(browser, "promises broken 11 % of what exact answers promise of vllm-3/1 of n is not found")
     assert "kvatlas admin resync n vllm-3 1 copy" in promises, promises
-    assert len(rows_of_trouble(browser)) == 5
+    assert len(rows_of_trouble(browser)) == 6
     stub.close()
 
 

@@ -2,7 +2,7 @@
 //! do not exist, dropped batches, failing snapshots, holders with fewer blocks than exact answers promise, and wrong
 //! clocks.
 
-use kvatlas_daemon::runbook::mend_for;
+use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 
 use super::frames::{DaemonFrame, NamespaceFrame};
 use crate::cli::missing::GatewayOutage;
@@ -68,13 +68,9 @@ struct Trouble {
 }
 
 impl Trouble {
-    /// Makes a trouble that concerns no single worker. `word` is the runbook's entry with the advice on it.
-    fn new(what: String, word: &str) -> Self {
-        Self::of(what, word, ["", "", ""])
-    }
-
-    fn of(what: String, word: &str, culprit: [&str; 3]) -> Self {
-        let mend = mend_for([word].into_iter(), "what to do", culprit);
+    /// Makes a trouble that concerns no single worker. The runbook's advice on it stands at the alert with this name.
+    fn new(what: String, alert: &str) -> Self {
+        let mend = mend_of([alert].into_iter(), AdviceTable::OtherTroubles);
         Self { what, mend }
     }
 }
@@ -84,8 +80,10 @@ fn dropped(namespace: &NamespaceFrame, now_us: u64) -> impl Iterator<Item = Trou
     namespace.refused.iter().map(move |refused| {
         let (worker, reason) = (&refused.worker, &refused.reason);
         let begun = since(refused.since_us, now_us);
-        let what = format!("all batches of {worker} of {name} are dropped ({reason}){begun}");
-        Trouble::of(what, reason, [name, worker, ""])
+        Trouble {
+            what: format!("all batches of {worker} of {name} are dropped ({reason}){begun}"),
+            mend: refused.mend(name),
+        }
     })
 }
 

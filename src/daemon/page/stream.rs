@@ -24,7 +24,7 @@ use crate::costs::ToldCost;
 use crate::lanes::Stray;
 use crate::outcomes::{HolderPromises, NamespacePromises};
 use crate::queries::{MissingShard, ShardOutage};
-use crate::runbook::mend_of;
+use crate::runbook::{AdviceTable, mend_of};
 use crate::snapshots::FailingSnapshots;
 use crate::troubles::Troubles;
 use kvatlas_process::admin::{Latch, ReadinessReport};
@@ -64,17 +64,33 @@ const ALERTS: [&str; 5] = [
     "KvatlasSnapshotsFail",
 ];
 
-/// Advice from the runbook for each trouble that the page can show. The runbook's pages are read only once, although
-/// every stream sends the advice.
-static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
-    let reasons = DegradedReason::ALL.into_iter().map(DegradedReason::as_str);
-    let drops = DropReason::ALL.iter().map(|reason| reason.as_str());
-    let told = reasons.chain(drops).chain(ALERTS);
-    let mends = told.map(|word| (word, mend_of([word].into_iter(), "what to do")));
-    let latches = Latch::ALL.into_iter().map(Latch::as_str);
-    let awaited = latches.map(|word| (word, mend_of([word].into_iter(), "if it stays unset")));
-    mends.chain(awaited).collect()
+/// Words, each with the runbook's advice on it.
+type Mends = Vec<(&'static str, String)>;
+
+/// Advice from the runbook for each trouble that the page can show, except dropped batches. The runbook's page is read
+/// only once, although every stream sends the advice.
+static MENDS: LazyLock<Mends> = LazyLock::new(|| {
+    let reasons = DegradedReason::ALL.map(DegradedReason::as_str);
+    let latches = Latch::ALL.map(Latch::as_str);
+    let mut mends = mends_in(AdviceTable::DegradedReasons, &reasons);
+    mends.extend(mends_in(AdviceTable::OtherTroubles, &ALERTS));
+    mends.extend(mends_in(AdviceTable::Latches, &latches));
+    mends
 });
+
+/// Advice from the runbook for each reason for which batches are dropped. Some of the reasons have the word of a
+/// holder's reason for doubt.
+static DROP_MENDS: LazyLock<Mends> = LazyLock::new(|| {
+    let reasons: Vec<&str> = DropReason::ALL.iter().map(|reason| reason.as_str()).collect();
+    mends_in(AdviceTable::DropReasons, &reasons)
+});
+
+fn mends_in(table: AdviceTable, words: &[&'static str]) -> Mends {
+    let mends = words
+        .iter()
+        .map(|word| (*word, mend_of([*word].into_iter(), table)));
+    mends.collect()
+}
 
 /// First message of a stream. It has the facts that do not change while the daemon runs.
 #[derive(Serialize)]
@@ -83,8 +99,10 @@ struct StreamHello {
     commit: &'static str,
     /// Bits of a holder's reasons for doubt, each with its word.
     reasons: Vec<(u32, &'static str)>,
-    /// Names of the troubles that the page can show, each with the runbook's advice.
+    /// Names of the troubles that the page can show, except dropped batches, each with the runbook's advice.
     mends: &'static [(&'static str, String)],
+    /// Reasons for which batches are dropped, each with the runbook's advice.
+    drop_mends: &'static [(&'static str, String)],
 }
 
 #[derive(Serialize)]
@@ -332,6 +350,7 @@ impl StreamHello {
             commit: kvatlas_telemetry::commit(),
             reasons: reasons.to_vec(),
             mends: &MENDS,
+            drop_mends: &DROP_MENDS,
         }
     }
 }

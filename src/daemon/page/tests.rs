@@ -289,10 +289,14 @@ async fn every_word_of_trouble_has_a_mend() {
     let world = world();
     let hello = world.event("/page/frames", "", "hello").await;
     let mends = hello["mends"].as_array().unwrap();
-    for word in ["gap", "other_settings", "KvatlasShardMissing", "settled"] {
+    let drop_mends = hello["drop_mends"].as_array().unwrap();
+    for word in ["gap", "undecodable", "KvatlasShardMissing", "settled"] {
         assert!(mends.iter().any(|mend| mend[0] == word), "{word}");
     }
-    for mend in mends {
+    for word in ["other_settings", "undecodable"] {
+        assert!(drop_mends.iter().any(|mend| mend[0] == word), "{word}");
+    }
+    for mend in mends.iter().chain(drop_mends) {
         let text = mend[1].as_str().unwrap();
         assert!(text.len() > 10 && !text.starts_with("kvatlas explain"), "{mend}");
     }

@@ -109,7 +109,7 @@ export class Namespaces {
 
 /** Returns a namespace's health in words, and its weight in the order of the namespaces. */
 function judge(namespace, { exact, degraded }) {
-  const { name, distinct_blocks: blocks, refused_publishers: refused, ahead, broken_promises: broken, cost } = namespace;
+  const { name, distinct_blocks: blocks, refused, ahead, broken_promises: broken, cost } = namespace;
   const words = [];
   if (degraded > 0) words.push(`${counted(degraded, "holder", "holders")} in doubt`);
   if (refused?.length) words.push(`all batches dropped of ${counted(refused.length, "publisher", "publishers")}`);

@@ -172,7 +172,7 @@ const frames = new Stream({
   hello(hello) {
     say(document.getElementById("version"), `${hello.version} (${hello.commit})`);
     fleet.setReasons(hello.reasons, hello.mends);
-    trouble.setReasons(hello.reasons, hello.mends);
+    trouble.setReasons(hello.reasons, hello.mends, hello.drop_mends);
   },
   past: (past) => plots.setPast(past),
   sparks: (sparks) => overview.setSparks(sparks),

@@ -14,12 +14,14 @@ export class Trouble {
   #rest = make("span");
   #more = make("li", { className: "quiet", hidden: true }, this.#rest, ...copied("kvatlas doctor"));
   #mends = new Map();
+  #dropMends = new Map();
   #words = [];
 
-  /** Stores the words for the bits of a holder's reasons, and the advice for each word. */
-  setReasons(reasons, mends) {
+  /** Stores the words for the bits of a holder's reasons, the advice for each word, and that for each reason of drops. */
+  setReasons(reasons, mends, dropMends) {
     this.#words = reasons;
     this.#mends = new Map(mends);
+    this.#dropMends = new Map(dropMends);
   }
 
   /** Shows the troubles of a frame and of all holders. */
@@ -98,7 +100,7 @@ export class Trouble {
       const why = row.word.startsWith("upstream_") ? first.map(({ trouble }) => trouble).find((text) => text !== "") : undefined;
       row.who = `${first.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}${why ? `: ${why}` : ""}`;
       // The advice is about the first holder, and the cost is that of the most expensive one.
-      Object.assign(row, this.#advice(row.word, first[0]));
+      Object.assign(row, advice(this.#mends, row.word, first[0]));
       row.cost = this.#dearest(row.holders, costs);
       // The daemon knows the start of a doubt, unless it has only just begun to look.
       row.since = Math.min(...row.holders.map(({ since }) => since || Infinity));
@@ -118,16 +120,10 @@ export class Trouble {
     return "";
   }
 
-  /** Returns the advice for a word, with the commands about a culprit. */
-  #advice(word, culprit) {
-    const { text, commands } = mendOf(this.#mend(word), culprit);
-    return { mend: text, commands };
-  }
-
   /** Returns a row for each namespace that does not exist although events for it come. */
   #strays(frame) {
     return (frame.strays ?? []).map(({ namespace, worker, reason, detail, since_us: begun }) => ({ key: `stray ${namespace}`, what: "nothing is taken", word: reason,
-      who: `of namespace ${namespace}, lastly from ${worker} (${reason}): ${detail}`, since: begun, ...this.#advice(reason, { namespace, worker }) }));
+      who: `of namespace ${namespace}, lastly from ${worker} (${reason}): ${detail}`, since: begun, ...advice(this.#dropMends, reason, { namespace, worker }) }));
   }
 
   /** Returns a row for each namespace and reason for which publishers without a holder are refused. */
@@ -137,7 +133,7 @@ export class Trouble {
       for (const { worker, reason, since_us: begun } of refused ?? []) {
         const key = `dropped ${reason} ${name}`;
         const row = rows.get(key) ?? { key, what: "all batches dropped", word: reason, cost: cost?.text ?? "", names: [], since: Infinity,
-          ...this.#advice(reason, { namespace: name, worker }) };
+          ...advice(this.#dropMends, reason, { namespace: name, worker }) };
         row.names.push(worker);
         row.who = `${named(row.names)} (${reason}) of ${name}`;
         row.since = Math.min(row.since, begun || Infinity);
@@ -160,7 +156,7 @@ export class Trouble {
     return frame.namespaces.flatMap(({ name, broken_promises: broken }) => (broken ?? []).map(({ worker, rank, promised_blocks: promised, missing_blocks: missing }) => ({
       key: `promise ${name} ${worker}/${rank}`, what: "promises broken", word,
       who: `${Math.floor((100 * missing) / promised)} % of what exact answers promise of ${worker}/${rank} of ${name} is not found`,
-      ...this.#advice(word, { namespace: name, worker, rank }) })));
+      ...advice(this.#mends, word, { namespace: name, worker, rank }) })));
   }
 
   /** Shows the number and kinds of the rows for which there is no room. */
@@ -192,6 +188,12 @@ export class Trouble {
     }
     say(row.mend, mend === "" ? "" : `What to do: ${mend}. `);
   }
+}
+
+/** Returns the advice for a word, with the commands about a culprit. */
+function advice(mends, word, culprit) {
+  const { text, commands } = mendOf(mends.get(word) ?? "", culprit);
+  return { mend: text, commands };
 }
 
 /** Returns the first names of a list as text. Of many names, the daemon sends only some. */
