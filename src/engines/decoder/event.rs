@@ -353,7 +353,7 @@ impl<'a> Fields<'a> {
             id: None,
             change,
         };
-        components::push(components, event, batch);
+        components::push(components, event, batch, limits)?;
         Ok(Verdict::Taken)
     }
 
