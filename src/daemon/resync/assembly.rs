@@ -504,7 +504,7 @@ mod tests {
             };
             let (settings, wire) = (NamespaceSettings::default(), WireLimits::default());
             let mut assembly = Assembly::new(request, evidence, settings, LIMITS, wire);
-            let length = one(1).encode().len() + 3;
+            let length = one(60_000).encode().len() + 3;
             let count = ((LIMITS.bytes_max - 200) / length) as u64;
             let batches: Vec<EventBatch> = (1..=count).map(one).collect();
             let chunk = ResyncChunk {
@@ -512,7 +512,7 @@ mod tests {
                 ..chunk(kind, 0, true, &batches)
             };
             let payload = chunk.encode();
-            assert!(payload.len() > LIMITS.bytes_max * 9 / 10);
+            assert!(payload.len() > LIMITS.bytes_max * 17 / 20);
             assert!(matches!(assembly.take(&payload), Ok(AnswerProgress::Whole(_))));
         };
         let batch = |seq, events| EventBatch {
