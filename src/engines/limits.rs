@@ -6,7 +6,7 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeLimits {
     /// Maximum size of a payload, in bytes. The decoded batch takes at most twelve times as much memory. If events
-    /// list components of SGLang, it takes up to 48 times as much, but at most 24 times for a payload above 1.5 MiB.
+    /// list components of SGLang, it takes at most 48 times as much.
     pub payload_bytes_max: usize,
     /// Maximum number of events in one payload. A long payload may have more: one event for every 24 bytes.
     pub events_max: usize,
