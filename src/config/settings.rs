@@ -170,7 +170,8 @@ tables! {
 
     /// Settings for asking publishers for missing batches and blocks.
     pub ResyncConfig in [resync] {
-        /// Maximum number of publishers that are asked for missing batches or blocks at the same time; 0 asks none.
+        /// Maximum number of publishers that answer with missing batches or blocks at the same time; 0 asks none. A
+        /// publisher that is silent for 250 ms does not count.
         concurrency: usize = "16", integer(0, 1024);
         /// How long a publisher's answer may take, in milliseconds.
         timeout as timeout_ms: Duration = "5000", milliseconds(10, 600_000);

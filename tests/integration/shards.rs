@@ -17,8 +17,8 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::{
-    ERROR_CODE_HEADER, ErrorCode, Gathered, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply,
-    QueryResult, SHARD_HEADER, Shard, SingleQuery, StatusReply, Tier,
+    ERROR_CODE_HEADER, ErrorCode, Gathered, NamespacesReply, PROTOCOL_VERSION, QueryKey, QueryOptions,
+    QueryReply, QueryResult, SHARD_HEADER, Shard, SingleQuery, StatusReply, Tier,
 };
 use serde_json::Value;
 
@@ -393,6 +393,9 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
         .unwrap();
     assert!(matches!(&results[..], [QueryResult::Reply(reply)] if matches(reply) == expected(2)));
     assert_eq!(client.status().await.unwrap().holders.len(), WORKERS as usize);
+    let asked = client.nats.request(subjects().namespaces(), "".into());
+    let names = NamespacesReply::decode(&asked.await.unwrap().payload).unwrap();
+    assert_eq!(names.namespaces, [namespace()]);
 
     // The gateway itself refuses a wrong request.
     let refused = client

@@ -18,8 +18,8 @@ use serde::Serialize;
 
 use kvatlas_core::index::{Namespace, Namespaces};
 use kvatlas_core::wire::{
-    ErrorCode, HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, Rank, Shard, WireError,
-    WorkerName,
+    ErrorCode, HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, PROTOCOL_VERSION, Rank, Shard,
+    WireError, WorkerName,
 };
 
 use kvatlas_telemetry::labels::{NAMESPACE_LABELS_MAX, OutcomeRefusal, namespace_label};
@@ -226,7 +226,7 @@ impl Outcomes {
     }
 
     fn check(&self, name: &NamespaceName, report: &OutcomeReport) -> Result<Arc<Namespace>, ReportError> {
-        if report.v != 1 {
+        if report.v != PROTOCOL_VERSION {
             return Err(ReportError::Version(report.v));
         }
         if report.outcomes.len() > OUTCOMES_MAX {

@@ -27,7 +27,7 @@ class DropOut:
 
     :param position: of the first block that the holder does not have.
     :param lineage_hash: that block's.
-    :param other_holders: how many holders do have that block.
+    :param other_holders: how many others hold the query up to and including that block.
     """
 
     position: int
