@@ -7,8 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use kvatlas_core::index::{HolderRecord, Namespace};
-use kvatlas_core::stream::RefusedPublisher;
-use kvatlas_core::wire::WorkerName;
+use kvatlas_core::stream::{RefusedName, RefusedPublisher};
 
 use super::lanes::epoch_ahead_s;
 
@@ -19,7 +18,7 @@ const NAMED_MAX: usize = 8;
 #[derive(Debug, Serialize)]
 pub(crate) struct Troubles {
     /// Publishers whose batches are dropped. Such a publisher has no holder that could show the trouble.
-    refused_publishers: Vec<WorkerName>,
+    refused_publishers: Vec<RefusedName>,
     /// Publishers of `refused_publishers`, each with the reason for which its batches are dropped.
     refused: Vec<RefusedPublisher>,
     /// Some of the holders whose epoch lies in the future, each as `WORKER/RANK`.
@@ -59,7 +58,7 @@ impl Troubles {
 mod tests {
     use crate::shared::unbounded;
     use kvatlas_core::stream::RefusedAt;
-    use kvatlas_core::wire::{BatchCursor, HolderId, NamespaceName};
+    use kvatlas_core::wire::{BatchCursor, HolderId, NamespaceName, WorkerName};
 
     use super::*;
 
@@ -75,7 +74,7 @@ mod tests {
             listened_us: seconds,
             unix_us: NOW_US + seconds,
         };
-        let refused = worker("wide");
+        let refused = RefusedName::from(&worker("wide"));
         namespace
             .indexer
             .refused()
