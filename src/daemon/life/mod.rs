@@ -13,8 +13,8 @@ use crate::snapshots::SnapshotKeeper;
 use kvatlas_config::{Config, NatsConfig};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_process::admin::{AdminServer, Latch, Readiness};
-use kvatlas_process::broker::embedded::EmbeddedBroker;
 
+mod broker;
 mod commands;
 mod doors;
 mod http;
@@ -27,6 +27,7 @@ mod upkeep;
 mod view;
 mod watch;
 
+use broker::OwnBroker;
 pub use namespaces::{NamespaceError, namespaces};
 use reload::DaemonLimits;
 pub use reload::ReloadReport;
@@ -39,7 +40,7 @@ pub struct Daemon {
     in_force: Mutex<Config>,
     limits: DaemonLimits,
     nats: NatsConfig,
-    broker: Option<EmbeddedBroker>,
+    broker: Option<Arc<OwnBroker>>,
     admin: Option<AdminServer>,
     http: Option<HttpServer>,
     redis_address: Option<SocketAddr>,
@@ -57,7 +58,7 @@ pub struct Daemon {
 impl Daemon {
     /// Returns the process id of the embedded broker. `None` if the configuration names NATS servers.
     pub fn broker_pid(&self) -> Option<u32> {
-        self.broker.as_ref().map(EmbeddedBroker::pid)
+        self.broker.as_ref().map(|broker| broker.pid())
     }
 
     /// Returns the configuration of NATS, with the address of the embedded broker if there is one.

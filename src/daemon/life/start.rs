@@ -30,6 +30,7 @@ use kvatlas_process::storage::{Disk, Storage};
 use kvatlas_telemetry::{MetricsHandle, ProcessMetrics, install_shared};
 
 use super::Daemon;
+use super::broker::{OwnBroker, keep};
 use super::commands::start_commands;
 use super::doors::{check_built, open_doors};
 use super::http::{http_limits, start_http};
@@ -86,6 +87,10 @@ impl Daemon {
         let (mut shared, broker) = share(config, namespaces).await?;
         let view = Arc::new(view(&shared, metrics));
         let upkeep = Stage::default();
+        let broker = broker.map(|server| Arc::new(OwnBroker::new(server)));
+        if let Some(broker) = &broker {
+            upkeep.spawn(keep(Arc::downgrade(broker)));
+        }
         #[cfg(feature = "traces")]
         super::doors::spawn_traces(&mut shared, &upkeep);
         let source: Arc<dyn AdminSource> = Arc::clone(&view) as Arc<dyn AdminSource>;
