@@ -46,6 +46,7 @@ mod outcomes;
 mod permissions;
 mod redis;
 mod refusals;
+mod reload;
 mod replay;
 mod resync;
 mod returns;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::HttpServer;
+use crate::http::{HttpServer, TokenFiles};
 use crate::lanes::LanePool;
 use crate::shared::Stage;
 use crate::snapshots::SnapshotKeeper;
@@ -30,7 +30,7 @@ mod watch;
 use broker::OwnBroker;
 pub use namespaces::{NamespaceError, namespaces};
 use reload::DaemonLimits;
-pub use reload::ReloadReport;
+pub use reload::{ReloadError, ReloadReport};
 pub use stop::StopReport;
 
 /// Running daemon. It uses the current tokio runtime, and threads of its own for the lanes and the admin listener.
@@ -39,6 +39,7 @@ pub struct Daemon {
     /// Configuration from the start, or from the last reload.
     in_force: Mutex<Config>,
     limits: DaemonLimits,
+    tokens: TokenFiles,
     nats: NatsConfig,
     broker: Option<Arc<OwnBroker>>,
     admin: Option<AdminServer>,

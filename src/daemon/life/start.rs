@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::costs::Costs;
 use crate::hints::Hints;
 use crate::history::History;
+use crate::http::TokenFiles;
 use crate::lanes::{LanePool, LaneSettings, StreamPosition};
 use crate::outcomes::Outcomes;
 use crate::page::{Looked, Page};
@@ -129,6 +130,7 @@ impl Daemon {
                 http: shared.http_limits,
                 empty_namespace: shared.empty_namespace,
             },
+            tokens: shared.tokens,
             config: shared.config,
             nats: shared.nats,
             broker,
@@ -185,6 +187,7 @@ async fn share(
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
         empty_namespace: Live::new(empty_namespace),
+        tokens: TokenFiles::default(),
         source: OnceCell::new(),
     };
     if shared.config.events.transport.keeps_events() {

@@ -67,7 +67,11 @@ impl Connector {
             readiness: Arc::clone(&shared.readiness),
             subscriptions,
             role: format!("queries-{number}"),
-            messages_max: shared.config.events.subscription_capacity.max(MEMBER_MESSAGES_MIN),
+            messages_max: shared
+                .config
+                .events
+                .subscription_capacity
+                .max(MEMBER_MESSAGES_MIN),
             bytes_max: shared.config.events.subscription_bytes,
         }
     }

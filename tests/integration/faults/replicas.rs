@@ -183,13 +183,17 @@ async fn a_replica_with_a_small_buffer_leaves_without_losing_a_query() {
     let staying = daemon(broker.url(), &settings).await;
     let client = Client::connect(broker.url()).await;
     let mut publisher = client.publisher("gpu-0", 0);
-    client.tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))]).await;
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
+        .await;
     let payload = QueryRequest::Single(by_sequence(&hashes(1, 4))).encode();
     let has_left = AtomicBool::new(false);
     // The query client would hide a loss, because it asks a second time.
     let ask_on = async || {
         while !has_left.load(Ordering::Relaxed) {
-            let request = Request::new().payload(payload.clone().into()).timeout(Some(PATIENCE));
+            let request = Request::new()
+                .payload(payload.clone().into())
+                .timeout(Some(PATIENCE));
             let asked = client.nats.send_request(subjects().query(&namespace()), request);
             asked.await.unwrap();
         }
