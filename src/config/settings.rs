@@ -262,7 +262,7 @@ tables! {
         /// most memory forgets blocks that no other block follows. 0 is no limit.
         max_bytes_total: u64 = "0", bytes(0, 1024 * TIB);
         /// Maximum length of the name of a namespace or worker.
-        max_name_bytes: usize = "64", integer(1, 64);
+        max_name_bytes: usize = "64", integer(16, 64);
     }
 
     /// Settings of a namespace: block size, hashing, and times of silence. A table `[namespaces.NAME]` of the file
@@ -358,7 +358,7 @@ tables! {
         /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
         listen: Option<SocketAddr> = "off", listen_address();
         /// Host that routers are told together with the listener's port; if unset, routers are told the listener's IP
-        /// address.
+        /// address, which must not be 0.0.0.0 or [::] then.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
         /// Maximum number of bytes of all requests of Dynamo's routers over TCP whose answers are not made yet; a
         /// connection whose request exceeds it is cut off.

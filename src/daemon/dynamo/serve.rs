@@ -410,6 +410,7 @@ async fn listen(
         stopping: stage.stop.clone(),
         counts: Arc::new(DynamoConnectionMetrics::new()),
     };
+    tracing::info!(%local_addr, told, "listener for Dynamo's routers started");
     let service = Arc::clone(service);
     let serve = move |stream, _, place| serve_connection(stream, place, Arc::clone(&service));
     stage.tasks.spawn(acceptor.accept(listener, serve));
