@@ -117,7 +117,7 @@ tables! {
         /// and messages of JetStream wait in the stream.
         lane_queue_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
         /// Maximum number of messages in the NATS client's buffer in front of the lanes' queues; the daemon empties the
-        /// buffer without waiting.
+        /// buffer without waiting. Buffers for queries have room for at least 2048 messages.
         subscription_capacity: usize = "8192", integer(16, 16_777_216);
         /// Approximate maximum of the bytes that one connection has received and the daemon has not taken yet. This
         /// bounds each connection for events of core NATS, for queries, and for answers of publishers. Beyond it, the
