@@ -303,7 +303,11 @@ async fn a_replica_that_does_not_know_the_namespace_is_no_right_answer() {
     let knowing = daemon(broker.url(), &[]).await;
     let refusing = daemon(broker.url(), &[("limits.named_namespaces_only", "true")]).await;
     let url = broker.url().to_owned();
-    let replaying = tokio::task::spawn_blocking(move || replay(&trace(300), &["--nats-url", &url]));
+    // Each checkpoint asks either of the two.
+    let often = ["--checkpoint-requests", "10"];
+    let replaying = tokio::task::spawn_blocking(move || {
+        replay(&trace(300), &[&often[..], &["--nats-url", &url]].concat())
+    });
     let output = replaying.await.unwrap();
     let report = report(&output);
     assert_eq!(output.status.code(), Some(FAILED), "{report}");
