@@ -260,8 +260,8 @@ impl EngineArguments {
         Ok(bridge)
     }
 
-    /// Reads the engines again at every SIGHUP, and the tokens of listeners by `read_tokens`. Returns when a SIGHUP says
-    /// that the terminal is gone. If the file cannot be used, the bridge keeps following the same engines.
+    /// Reads the engines again at every SIGHUP, and the tokens of listeners by `read_tokens`. Returns when a SIGHUP
+    /// says that the terminal is gone. If the file cannot be used, the bridge keeps following the same engines.
     pub(super) async fn reload_at(
         &self,
         mut hangups: Hangups,

@@ -275,8 +275,8 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Returns the daemon's replies about these chains. Call it when all events have been applied. On a busy machine, the
-    /// daemon may still be behind, or unable to answer. Then it is asked again.
+    /// Returns the daemon's replies about these chains. Call it when all events have been applied. On a busy machine,
+    /// the daemon may still be behind, or unable to answer. Then it is asked again.
     async fn settled(
         &self,
         batch: &[&[SequenceHash]],

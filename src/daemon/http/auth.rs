@@ -121,7 +121,8 @@ impl TokenFiles {
 pub struct ReadTokens(Vec<(TokenFile, Secret)>);
 
 impl ReadTokens {
-    /// Lets these tokens count in place of the earlier ones. Returns the names of the settings whose tokens have changed.
+    /// Lets these tokens count in place of the earlier ones. Returns the names of the settings whose tokens have
+    /// changed.
     pub fn replace(self) -> Vec<&'static str> {
         let is_new = |(file, token): &(TokenFile, Secret)| **file.token.now() != *token;
         let changed = self.0.into_iter().filter(is_new);

@@ -39,7 +39,7 @@ pub enum ReloadError {
     /// Largest message of the new configuration has no room in a lane's queue. The queue keeps its size until a
     /// restart.
     #[error(
-        "events.max_message_bytes is {message_bytes}, but events.lane_queue_bytes, which only a restart changes, is {queue_bytes}"
+        "events.max_message_bytes is {message_bytes}, but a lane's queue has {queue_bytes} bytes until a restart"
     )]
     NoRoom {
         /// Maximum size of a message in the new configuration, in bytes.
@@ -83,8 +83,8 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// [`ReloadError`] if kvatlas has not set up the log, if the new level cannot be parsed, if a file cannot be used, or
-    /// if the largest message has no room in a queue. Nothing has changed then.
+    /// [`ReloadError`] if kvatlas has not set up the log, if the new level cannot be parsed, if a file cannot be used,
+    /// or if the largest message has no room in a queue. Nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<ReloadReport, ReloadError> {
         let mut in_force = self.in_force.lock();
         self.check(config)?;
@@ -105,8 +105,8 @@ impl Daemon {
         })
     }
 
-    /// Reads the tokens of the listeners again, each from the file that was named at the start. Returns the names of the
-    /// settings whose tokens have changed.
+    /// Reads the tokens of the listeners again, each from the file that was named at the start. Returns the names of
+    /// the settings whose tokens have changed.
     ///
     /// # Errors
     ///
