@@ -7,7 +7,7 @@ use clap::Args;
 use kvatlas_bridge::{Bridge, RouterQuestion};
 use kvatlas_config::{Config, LoggingConfig, process_environment};
 use kvatlas_core::wire::{Address, AdminCommand, Subjects};
-use kvatlas_daemon::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, read_token};
+use kvatlas_daemon::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, ReadTokens, TokenFiles};
 use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
 use kvatlas_process::listener::ConnectionLimits;
@@ -210,7 +210,8 @@ impl BridgeArguments {
             process: ProcessMetrics::new(),
         });
         let admin = start_admin(&config, &view)?;
-        let http = start_http(&config, &view, &bridge).await?;
+        let tokens = TokenFiles::default();
+        let http = start_http(&config, &view, &bridge, &tokens).await?;
         let ready = Arc::clone(&readiness);
         let noting = bridge.clone();
         let notice = move |notice: ConnectionNotice| note(&readiness, &noting, &commands, &notice);
@@ -234,7 +235,7 @@ impl BridgeArguments {
         let signal = tokio::select! {
             signal = signals.next() => signal,
             () = announce_ready(&ready) => "the end of the connection",
-            () = self.engines.reload_at(hangups, &bridge) => "SIGHUP",
+            () = self.engines.reload_at(hangups, &bridge, || tokens.read_again().map(ReadTokens::replace)) => "SIGHUP",
         };
         tracing::info!(signal, "stopping");
         supervisor::stopping();
@@ -273,11 +274,12 @@ async fn start_http(
     config: &Config,
     view: &Arc<View>,
     bridge: &Bridge,
+    tokens: &TokenFiles,
 ) -> Result<Option<HttpServer>, Failure> {
     let Some(listen) = config.http.listen else {
         return Ok(None);
     };
-    let token = read_token("http.token_file", config.http.token_file.as_deref());
+    let token = tokens.read("http.token_file", config.http.token_file.as_deref());
     let parts = HttpParts::of_bridge(
         Arc::new(bridge.clone()),
         Arc::clone(view) as Arc<dyn AdminSource>,

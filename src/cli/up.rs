@@ -95,7 +95,7 @@ impl UpArguments {
         let queries = QueryClient::new(nats.clone(), subjects_of_queries);
         let signal = tokio::select! {
             signal = follow(&daemon, (&bridge, &queries), &arguments, &mut signals) => signal?,
-            () = arguments.reload_at(hangups, &bridge) => "SIGHUP",
+            () = arguments.reload_at(hangups, &bridge, || daemon.read_tokens_again()) => "SIGHUP",
         };
         tracing::info!(signal, "draining; another signal ends the process at once");
         tokio::select! {

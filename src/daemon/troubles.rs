@@ -54,7 +54,7 @@ impl Troubles {
 #[cfg(test)]
 mod tests {
     use crate::shared::unbounded;
-    use kvatlas_core::stream::RefusedAt;
+    use kvatlas_core::stream::{RefusedAt, RefusedName};
     use kvatlas_core::wire::{BatchCursor, HolderId, NamespaceName, WorkerName};
 
     use super::*;
@@ -71,7 +71,7 @@ mod tests {
             listened_us: seconds,
             unix_us: NOW_US + seconds,
         };
-        let refused = worker("wide");
+        let refused = RefusedName::from(&worker("wide"));
         namespace
             .indexer
             .refused()

@@ -47,6 +47,7 @@ mod outcomes;
 mod permissions;
 mod redis;
 mod refusals;
+mod reload;
 mod replay;
 mod resync;
 mod returns;

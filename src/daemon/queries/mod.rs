@@ -55,7 +55,7 @@ pub(crate) use answer::{
 pub(crate) use heavy::HeavyRequest;
 pub(crate) use heavy::HeavyTurns;
 #[cfg(feature = "dynamo")]
-pub(crate) use member::QueueMember;
+pub(crate) use member::{MEMBER_MESSAGES_MIN, QueueMember};
 #[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
 pub(crate) use misses::Misses;
 pub(crate) use missing::{MissingShard, MissingShards, ShardOutage};

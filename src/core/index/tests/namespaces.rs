@@ -3,7 +3,7 @@
 use std::sync::{Arc, Barrier};
 
 use crate::hash::{BlockSize, SequenceHash};
-use crate::stream::RefusedAt;
+use crate::stream::{RefusedAt, RefusedName};
 use crate::wire::{Event, HolderId, NamespaceName, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Capacity, IndexLimits, Namespace, NamespaceRefused, NamespaceSettings, Namespaces};
@@ -175,7 +175,7 @@ fn who_was_refused_is_remembered_until_there_is_room() {
 #[test]
 fn a_namespace_with_a_refused_publisher_stays_and_its_successor_knows_it() {
     let namespaces = namespaces();
-    let worker = WorkerName::new("w").unwrap();
+    let worker = RefusedName::in_subject("w");
     let at = RefusedAt {
         listened_us: 7,
         unix_us: 7,
