@@ -20,6 +20,8 @@ pub(crate) struct Troubles {
     /// Publishers whose batches are dropped, each with the reason. Such a publisher has no holder that could show the
     /// trouble.
     refused: Vec<RefusedPublisher>,
+    /// Number of all publishers whose batches are dropped, including publishers that `refused` does not name.
+    refused_total: usize,
     /// Some of the holders whose epoch lies in the future, each as `WORKER/RANK`.
     ahead: Vec<String>,
     /// Earliest time at which this daemon saw one of the epochs counted in `epochs_ahead` begin, in microseconds since
@@ -38,8 +40,12 @@ impl Troubles {
         let mut ahead: Vec<_> = holders.iter().filter(is_ahead).collect();
         ahead.sort_unstable_by(|one, other| one.id.cmp(&other.id));
         let begun = ahead.iter().map(|holder| holder.status.epoch_since_us.load());
+        let mut refused = namespace.indexer.refused().named(usize::MAX);
+        let refused_total = refused.len();
+        refused.truncate(NAMED_MAX);
         Self {
-            refused: namespace.indexer.refused().named(NAMED_MAX),
+            refused,
+            refused_total,
             epochs_ahead: ahead.len(),
             ahead_since_us: begun.filter(|since_us| *since_us > 0).min(),
             ahead: ahead
@@ -95,10 +101,23 @@ mod tests {
         let told = serde_json::to_value(Troubles::of(&namespace, NOW_US)).unwrap();
         let expected = serde_json::json!({
             "refused": [{"worker": "wide", "reason": "other_settings", "since_us": NOW_US + 1}],
+            "refused_total": 1,
             "ahead": ["a/0", "b/0", "c/0"],
             "ahead_since_us": 7,
             "epochs_ahead": 3,
         });
         assert_eq!(told, expected);
+        for number in 0..NAMED_MAX {
+            let refused = worker(&format!("odd-{number}"));
+            namespace
+                .indexer
+                .refused()
+                .note(&refused, 0, "undecodable", at(9));
+        }
+        let told = Troubles::of(&namespace, NOW_US);
+        assert_eq!(
+            (told.refused.len(), told.refused_total),
+            (NAMED_MAX, NAMED_MAX + 1)
+        );
     }
 }

@@ -138,6 +138,28 @@ def test_a_shard_that_refuses_is_not_one_to_start(browser: Chrome, daemon: Daemo
     stub.close()
 
 
+def test_a_silent_broker_is_the_trouble_of_all_holders(browser: Chrome, daemon: Daemon) -> None:
+    now = int(time.time() * 1e6)
+    change = {"added": [[1, "n", "gpu-1", 0], [2, "n", "gpu-2", 0]], "facts": [[1, 1, 256, 0, 0, 0], [2, 1, 257, 0, 0, 0]]}
+    stub = Stub(daemon, lambda: iter([frame(change, 2, [namespace("n", 0, 2)], ready=True, now_us=now, broker_silent_us=9_000_000)]))
+    browser.get(stub.url)
+    silent = row_of_trouble(browser, "NATS server silent nothing comes from it")
+    assert "(9.00 s)" in silent and "What to do: see whether the NATS server runs" in silent, silent
+    # What does not follow from the silence is told beside it.
+    assert [row.split(" ")[0] for row in rows_of_trouble(browser)] == ["NATS", "gap"]
+    assert rows_of_trouble(browser)[1].startswith("gap gpu-2/0 of n")
+    stub.close()
+
+
+def test_a_refused_stream_is_told_in_the_words_of_the_daemon(browser: Chrome, daemon: Daemon) -> None:
+    refusal = {"error": "too many pages are open; close one, or try again later"}
+    stub = Stub(daemon, lambda: iter([]), answers={"/page/frames": (503, refusal)})
+    browser.expected_messages.append("status of 503")  # type: ignore[attr-defined]
+    browser.get(stub.url)
+    eventually("it is told", lambda: text(browser, "#readiness") == f"no connection: {refusal['error']}")
+    stub.close()
+
+
 def test_rows_without_room_are_counted(browser: Chrome, daemon: Daemon) -> None:
     refused = [{"worker": "odd", "reason": "undecodable", "since_us": 0}]
     many = [namespace(f"n-{number}", 0, refused=refused) for number in range(9)]

@@ -421,6 +421,26 @@ mod tests {
     }
 
     #[test]
+    fn holders_that_are_not_sent_count_and_a_silent_broker_is_told() {
+        let mut model = model();
+        let frame = json!({
+            "ready": true, "reasons": [], "now_us": 1_800_000_300_000_000_u64, "broker_silent_us": 9_000_000,
+            "namespaces": [
+                {"name": "n", "exact": 49_000, "degraded": 1000, "distinct_blocks": 0, "held_blocks": 0},
+                {"name": "z", "exact": 9000, "degraded": 1000, "distinct_blocks": 0, "held_blocks": 0},
+            ],
+            "fleet": {"whole": false, "added": [], "facts": [], "gone": []},
+        });
+        model.take("frame", &frame.to_string());
+        assert_eq!(model.totals(), (58_000, 2000, 0, 0));
+        let told = model.worst.as_deref().unwrap();
+        assert!(
+            told.starts_with("nothing has come from the NATS server for 9.0s"),
+            "{told}"
+        );
+    }
+
+    #[test]
     fn keys_filter_and_move_and_end() {
         let mut model = model();
         press(&mut model, KeyCode::Char('d'));

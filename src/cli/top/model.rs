@@ -226,6 +226,12 @@ impl Model {
                 .iter()
                 .filter(|one| self.is_of_namespace(&one.name))
         };
+        // The daemon sends a limited number of holders, and counts all of them.
+        let counted = |one: &NamespaceFrame| one.exact.zip(one.degraded);
+        if let Some(counts) = shown().map(counted).collect::<Option<Vec<_>>>() {
+            exact = counts.iter().map(|(exact, _)| exact).sum();
+            degraded = counts.iter().map(|(_, degraded)| degraded).sum();
+        }
         let blocks = shown().map(|namespace| namespace.distinct_blocks).sum();
         let copies = shown().map(|namespace| namespace.held_blocks).sum();
         (exact, degraded, blocks, copies)

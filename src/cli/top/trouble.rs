@@ -6,11 +6,16 @@ use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 
 use super::frames::{DaemonFrame, NamespaceFrame};
 use crate::cli::missing::GatewayOutage;
+use crate::cli::silence;
 use crate::cli::text::{printable, since};
 
 /// Returns a text about the worst trouble in a message of the daemon, with the advice on it; `None` if the message has
 /// no trouble.
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
+    let silence = frame.broker_silent_us.iter().map(|silent_us| Trouble {
+        what: silence::describe(*silent_us),
+        mend: silence::MEND.to_owned(),
+    });
     let outage = frame.shard_outage.iter().map(|outage| Trouble {
         what: outage.describe(frame.now_us),
         mend: GatewayOutage::mend(),
@@ -46,7 +51,8 @@ pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
         .namespaces
         .iter()
         .flat_map(|namespace| clock(namespace, frame.now_us));
-    let mut all = outage
+    let mut all = silence
+        .chain(outage)
         .chain(shards)
         .chain(strays)
         .chain(dropped)

@@ -19,7 +19,6 @@ use kvatlas_core::wire::{
 use kvatlas_telemetry::labels::QueryKind;
 
 use super::heavy::HeavyTurns;
-use super::prompts::state_of;
 use super::roster;
 use super::sample::QuerySample;
 use super::whole::{Seen, search_whole};
@@ -251,7 +250,7 @@ impl Answerer {
         reply.predicted = self.predicted(namespace, options, &mut chain);
         self.add_ahead(&doubts, query, &mut reply, &doubted);
         if let Some(sample) = &self.sample {
-            sample.answered(namespace, state_of(&reply));
+            namespace.answers.count(reply.is_exact());
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
         }
         Ok(reply)
@@ -346,8 +345,8 @@ impl Answerer {
             unseen_blocks_max: chain.unseen_blocks_max(),
             ..searched
         };
-        if let Some(sample) = &self.sample {
-            sample.answered(namespace, state_of(&reply));
+        if self.sample.is_some() {
+            namespace.answers.count(reply.is_exact());
         }
         Ok(reply)
     }
