@@ -108,7 +108,7 @@ mod tests {
         });
         assert_eq!(told, expected);
         for number in 0..NAMED_MAX {
-            let refused = worker(&format!("odd-{number}"));
+            let refused = RefusedName::from(&worker(&format!("odd-{number}")));
             namespace
                 .indexer
                 .refused()
