@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::outcomes::start_outcomes;
 use crate::shared::{Shared, Stage};
+use kvatlas_client::unix_time_us;
 use kvatlas_config::Config;
 use kvatlas_core::wire::WireLimits;
 use kvatlas_process::admin::Latch;
@@ -137,6 +138,11 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
     for latch in [Latch::EventsSubscribed, Latch::CaughtUp, Latch::Settled] {
         shared.readiness.set(latch);
     }
+    let missing = Arc::clone(&shared.missing_shards);
+    let refused = move || missing.refused(unix_time_us()).into_iter().collect();
+    shared
+        .readiness
+        .follow_refusals(Latch::QueriesSubscribed, refused);
     let config = &shared.config;
     let settings = GatewaySettings {
         deadline: config.gateway.deadline,

@@ -66,7 +66,12 @@ pub struct Readiness {
     /// For each latch (precondition of serving): the last trouble with the connection that the latch waits for. `None`
     /// while that connection is up.
     troubles: Mutex<LatchTroubles>,
+    /// Function that returns what the NATS server refuses at the moment, with the latch that this keeps unset.
+    refusals: Mutex<Option<(Latch, RefusalSource)>>,
 }
+
+/// Function that returns refusals by the NATS server, in its words.
+type RefusalSource = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
 impl Readiness {
     /// Makes the state in which no latch (precondition of serving) is set and the daemon is not draining.
@@ -75,6 +80,7 @@ impl Readiness {
             bits: AtomicU8::new(0),
             connections: Mutex::new(Vec::new()),
             troubles: Mutex::new([const { None }; Latch::ALL.len()]),
+            refusals: Mutex::new(None),
         }
     }
 
@@ -92,6 +98,12 @@ impl Readiness {
     /// moment. Once a connection has been added, the latch is set exactly while at least one added connection is up.
     pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
         self.connections.lock().push(Box::new(stands));
+    }
+
+    /// Adds a source of refusals. While `words` returns any, reports show `latch` as unset and the refusals as reasons.
+    /// The latch itself does not change, so questions that come are still answered.
+    pub fn follow_refusals(&self, latch: Latch, words: impl Fn() -> Vec<String> + Send + Sync + 'static) {
+        *self.refusals.lock() = Some((latch, Box::new(words)));
     }
 
     /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection is
@@ -137,10 +149,14 @@ impl Readiness {
 
     /// Returns the state of all latches (preconditions of serving) at one time.
     pub fn report(&self) -> ReadinessReport {
-        ReadinessReport {
+        let report = ReadinessReport {
             bits: self.bits(),
             troubles: self.troubles.lock().clone(),
             refusals: Vec::new(),
+        };
+        match &*self.refusals.lock() {
+            Some((latch, words)) => report.refused(*latch, words()),
+            None => report,
         }
     }
 }
@@ -295,6 +311,20 @@ mod tests {
                 ],
             })
         );
+    }
+
+    #[test]
+    fn refusals_keep_a_latch_unset_while_there_are_any() {
+        let readiness = Readiness::new();
+        Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
+        let words = std::sync::Arc::new(Mutex::new(vec!["no".to_owned()]));
+        let told = std::sync::Arc::clone(&words);
+        readiness.follow_refusals(Latch::QueriesSubscribed, move || told.lock().clone());
+        assert!(!readiness.report().is_ready() && readiness.may_answer());
+        let reasons = readiness.report().reasons();
+        assert!(reasons.contains(&"NATS: no".to_owned()), "{reasons:?}");
+        words.lock().clear();
+        assert!(readiness.report().is_ready());
     }
 
     #[test]
