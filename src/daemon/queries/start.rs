@@ -26,7 +26,7 @@ use super::settle::Settling;
 use super::shards::gathers_max;
 use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 use kvatlas_process::instance_name;
-use kvatlas_process::presence::{About, Presence, Served};
+use kvatlas_process::presence::{About, Presence, Served, advertised};
 
 /// Maximum number of messages that wait on the connection on which replicas compare the holders that they know. A small
 /// number suffices, because the client library passes each reply to its request immediately.
@@ -201,7 +201,10 @@ async fn spawn_presence(
         role: shared.config.gateway.role(),
         prefix: &shared.config.subjects.prefix,
         shard: served.shard().map(|shard| shard.to_string()),
-        admin: shared.admin_address,
+        admin: shared.admin_address.map(|listens| {
+            let host = shared.config.admin.advertise.as_deref();
+            advertised(host, listens)
+        }),
     };
     let [queries, statuses] = served.subscriptions();
     let taken = Served {
