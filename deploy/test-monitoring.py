@@ -3,6 +3,7 @@
 
 - Every query of the dashboard has data, after a worker's batch was damaged and a replica was killed. Counters that stay at zero count.
 - Every alert rule can be evaluated.
+- Every metric that the dashboard and the alerts name is exported, and panels with one number show the present one.
 - `promtool check metrics` finds nothing in a scrape of each kind of process.
 - The users of NATS may do what their roles in deploy/nats may, and an operator commands a daemon.
 - The dashboard's data source and files are where Grafana is told to look for them.
@@ -105,6 +106,20 @@ def check_roles() -> None:
             assert subjects and not lacking, f"{user} may not {verb} {lacking}"
 
 
+def check_queries() -> None:
+    """Every metric that the dashboard and the alerts name is exported. Panels with one number show the present one: of a range, the last
+    number would stay when everything is gone."""
+    exported = set(re.findall(r"^\| `(kvatlas_\w+)` \|", (DEPLOY / "metrics.md").read_text(), re.MULTILINE))
+    rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+    asked = [query for _, query in queries()] + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    named = {name for query in asked for name in re.findall(r"\bkvatlas_\w+", query)}
+    unknown = {name for name in named if not {name, re.sub(r"_(bucket|sum|count)$", "", name)} & exported}
+    assert not unknown, f"nobody exports {unknown}"
+    stats = [panel for panel in panels(json.loads(DASHBOARD.read_text())) if panel["type"] == "stat"]
+    lasting = [panel["title"] for panel in stats if not all(target.get("instant") for target in panel["targets"])]
+    assert stats and not lasting, f"panels that keep their last number: {lasting}"
+
+
 def check_dashboard_schema() -> None:
     """The dashboard has the form of Grafana's own model, where its package is installed: nothing is lost on the way through it."""
     from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -174,6 +189,7 @@ def main() -> None:
     subprocess.run([DEPLOY / "compose/env.sh"], check=True, stderr=subprocess.DEVNULL)
     check_provisioning()
     check_roles()
+    check_queries()
     check_dashboard_schema()
     if why := can_run():
         print(why)

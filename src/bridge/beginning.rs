@@ -13,12 +13,13 @@ use kvatlas_engines::{Format, HashMode, SavedMirror, Translator, TranslatorSetti
 use kvatlas_process::registry::{Connection, NewEngine};
 use kvatlas_telemetry::log_gated;
 
+use super::continuity::Continuity;
 use super::dynamo::{PlaneAddress, PlaneEvents};
 use super::engines::Inner;
-use super::follower::{Follower, HeardBefore};
+use super::follower::Follower;
 use super::holders::{Holders, StartRelay};
 use super::relay::{Relay, Way};
-use super::sources::SourceTask;
+use super::sources::{RunEnd, SourceTask};
 use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_max};
 use super::subscribed::SubscribedEvents;
 use super::task::SocketEvents;
@@ -48,10 +49,11 @@ impl Inner {
             None => None,
         };
         let bytes_max = self.state_bytes_max();
-        let keeper =
-            self.options.state.clone().map(|directory| {
-                Keeper::new(directory, holder.clone(), bytes_max, Arc::clone(&self.metrics))
-            });
+        let is_of_earlier = kept.is_some();
+        let keeper = self.options.state.clone().map(|directory| {
+            let metrics = Arc::clone(&self.metrics);
+            Keeper::new(directory, holder.clone(), bytes_max, is_of_earlier, metrics)
+        });
         let name = name_of(&holder);
         let settings = self.translator_settings(engine)?;
         let mut way = self.way(engine, holder, task.nats.clone())?;
@@ -170,14 +172,20 @@ impl Inner {
         })
     }
 
-    /// Follows an engine with sockets. If the engine was unregistered, removes its saved state at the end.
+    /// Follows an engine with sockets. Begins again when state that could not be read at the start can be read. If the
+    /// engine was unregistered, removes its saved state at the end.
     async fn follow_sockets(&self, task: SourceTask) {
-        let engine = task.engine.clone();
-        match self.begin(&task).await {
-            Ok(source) => Box::pin(task.run(source)).await,
-            Err(error) => return task.progress.ended(&engine, &error),
+        loop {
+            let ended = match self.begin(&task).await {
+                Ok(source) => Box::pin(task.run(source)).await,
+                Err(error) => return task.progress.ended(&task.engine, &error),
+            };
+            match ended {
+                RunEnd::BeginAgain => {}
+                RunEnd::Over => break,
+            }
         }
-        self.forget_unless_followed(&engine).await;
+        self.forget_unless_followed(&task.engine).await;
     }
 
     /// Follows a source of events.
@@ -202,8 +210,12 @@ impl Inner {
                 let plane = PlaneEvents::new(holders, address, &task.options);
                 task.run(plane).await;
             }
-            (Connection::Stream, Ok(worker)) => task.run(SubscribedEvents::new(worker, rank, holders)).await,
-            (Connection::Drain, Ok(worker)) => task.run(ServerEvents::new(worker, rank, holders)).await,
+            (Connection::Stream, Ok(worker)) => {
+                task.run(SubscribedEvents::new(worker, rank, holders)).await;
+            }
+            (Connection::Drain, Ok(worker)) => {
+                task.run(ServerEvents::new(worker, rank, holders)).await;
+            }
             // This cannot happen, because the settings of engines are checked before.
             (Connection::Stream | Connection::Drain, Err(_)) | (Connection::Sockets, _) => {
                 tracing::error!(engine = %engine.key, "an engine cannot be followed as a source");
@@ -251,7 +263,8 @@ struct TakenUp {
     rank: Option<Rank>,
     /// The holder's last epoch.
     epoch: u64,
-    heard: HeardBefore,
+    /// The numbers and digests of the batches that the earlier bridge heard.
+    heard: Continuity,
     /// Blocks that the earlier bridge had republished to routers; `None` if the engine was not republished.
     republished: Option<SavedMirror>,
 }
@@ -267,7 +280,7 @@ fn taken_up(kept: KeptEngine, settings: TranslatorSettings, first_max: u64) -> R
         blocks: Translator::restore(settings, kept.blocks).map_err(|error| error.to_string())?,
         rank: kept.rank,
         epoch: kept.epoch,
-        heard: (continuity, kept.topic),
+        heard: continuity,
         republished: kept.republished,
     })
 }

@@ -2,6 +2,7 @@
 
 mod awaited;
 mod given;
+mod kept;
 mod refused;
 mod registry;
 mod republished;
@@ -324,6 +325,8 @@ impl Bridge {
         }
         drop(state);
         self.spawn_source(self.clone().carry_out_commands(nats.clone()));
+        self.spawn_source(self.clone().tend_state());
+        self.spawn_source(self.clone().watch_connection(nats.clone()));
         if let Some(shared) = self.shared_registrations() {
             let (bridge, inner) = (self.clone(), Arc::clone(&self.inner));
             let metrics = Arc::clone(&self.inner.metrics);
@@ -339,26 +342,6 @@ impl Bridge {
                 .clone()
                 .run(nats.clone(), metrics, registered, apply, ports);
             self.spawn_source(running);
-        }
-    }
-
-    /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it
-    /// before discovery begins, and after the engines of flags and files were given, because these have priority.
-    pub fn take_up_registered(&self) {
-        let kept = std::mem::take(&mut self.inner.state.lock().kept);
-        for engine in kept {
-            let name = engine.instance().to_owned();
-            if let Err(refusal) = self.follow_registered(&engine) {
-                tracing::warn!(engine = name, %refusal, "an engine that was registered before is not followed");
-            }
-        }
-        self.keep_registered();
-    }
-
-    /// Writes the list of registered engines to the state directory, so that the next bridge follows them, too.
-    fn keep_registered(&self) {
-        if let Some(registered) = &self.inner.registered {
-            registered.keep(|| self.inner.state.lock().registered(), &self.inner.metrics);
         }
     }
 
@@ -580,18 +563,5 @@ impl Inner {
     fn records_of(&self, engine: &NewEngine) -> Option<watch::Receiver<Arc<Records>>> {
         let discovery = engine.discovery.as_ref()?;
         Some(self.record_readers.of(discovery, |looking| self.spawn(looking)))
-    }
-
-    /// Removes the saved state of an engine that was unregistered. Does nothing if the engine is followed again.
-    pub(super) async fn forget_unless_followed(&self, engine: &NewEngine) {
-        if self.state.lock().engines.contains_key(&engine.key) {
-            return;
-        }
-        if let (Some(directory), Ok(holder)) = (self.options.state.clone(), self.own_holder(engine)) {
-            let metrics = Arc::clone(&self.metrics);
-            let removing = tokio::task::spawn_blocking(move || directory.forget_engine(&holder, &metrics));
-            // A thread that has failed has logged that.
-            let _ = removing.await;
-        }
     }
 }

@@ -95,6 +95,9 @@ pub(super) enum FollowError {
     /// A socket of the engine failed.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// State of the engine that could not be read at the start can be read now, so the engine has to be begun again.
+    #[error("what was kept can be read now")]
+    BeginAgain,
     /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
@@ -156,9 +159,6 @@ pub(super) struct Follower {
     stranger: Option<String>,
 }
 
-/// The count and the topic of an engine's batches, as an earlier bridge saved them.
-pub(super) type HeardBefore = (Continuity, Option<Vec<u8>>);
-
 impl Follower {
     /// Makes a follower of one publisher. `topic` is the beginning of its topics; empty for all.
     pub(super) fn new(
@@ -193,9 +193,8 @@ impl Follower {
 
     /// Continues after the batches that an earlier bridge heard. The relay, which reports to daemons, already has the
     /// blocks of these batches. The engine has to show that it is still the same process.
-    pub(super) fn go_on(&mut self, (continuity, topic): HeardBefore) {
+    pub(super) fn go_on(&mut self, continuity: Continuity) {
         self.continuity = continuity;
-        self.topics.remember(topic);
     }
 
     /// Returns the number of changes so far that are worth keeping on disk.
@@ -212,8 +211,8 @@ impl Follower {
         if self.is_in_step || matches!(self.identity, Identity::Stranger(_)) {
             return Ok(None);
         }
-        let (continuity, topic) = (self.continuity.clone(), self.topics.own());
-        Ok(Some(self.relay.save(cache, continuity, topic).await?))
+        let continuity = self.continuity.clone();
+        Ok(Some(self.relay.save(cache, continuity).await?))
     }
 
     /// Waits until all messages for daemons have been sent to NATS.
@@ -528,6 +527,12 @@ impl Follower {
             true => Ok(()),
             false => Ok(self.relay.seen(self.options.look_interval_max()).await?),
         }
+    }
+
+    /// Extends the time for which heartbeats are sent for an engine in sight, because a batch has just come in place of a
+    /// look. The batch shows that the engine lives, and its number shows that no batch is missing.
+    pub(super) async fn still_seen(&mut self) -> Result<(), FollowError> {
+        Ok(self.relay.seen(self.options.look_interval_max()).await?)
     }
 
     /// Starts over for another process. `numbered` is the first batch that came from it.

@@ -6,6 +6,8 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use super::zmtp::split_endpoint;
+
 /// Hosts of engines that may be registered over HTTP. This machine is always allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AllowedHosts {
@@ -104,9 +106,13 @@ fn is_in(address: IpAddr, (network, bits): (IpAddr, u8)) -> bool {
     }
 }
 
-/// Returns the host of an endpoint, without brackets; `None` if the endpoint has none.
+/// Returns the host of an endpoint, without brackets; `None` if the endpoint has none. A socket's host is the one to which
+/// the bridge connects, because both are parsed in one place.
 pub(super) fn host_of(endpoint: &str) -> Option<String> {
-    let (_, rest) = endpoint.split_once("://")?;
+    let (scheme, rest) = endpoint.split_once("://")?;
+    if scheme == "tcp" {
+        return split_endpoint(endpoint).map(|(host, _)| host.to_owned());
+    }
     let authority = rest.split(['/', '?', '#']).next()?;
     let authority: hyper::http::uri::Authority = authority.parse().ok()?;
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
@@ -205,6 +211,9 @@ mod tests {
             ("tcp://[::1]:5557", Some("::1")),
             ("http://10.0.0.1/v2/events", Some("10.0.0.1")),
             ("grpcs://h:1", Some("h")),
+            ("tcp://::ffff:192.0.2.2:5557", None),
+            ("tcp://::1:5557", None),
+            ("tcp://a@b:5557", None),
             ("gpu-0:5557", None),
             ("tcp://", None),
         ] {

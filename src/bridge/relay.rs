@@ -432,14 +432,13 @@ impl Relay {
         &mut self,
         cache: &str,
         continuity: Continuity,
-        topic: Option<Vec<u8>>,
     ) -> Result<KeptEngine, PublisherError> {
         self.tell().await?;
         Ok(KeptEngine {
             cache: cache.to_owned(),
             epoch: self.publisher.cursor().epoch,
             rank: self.rank,
-            topic,
+            topic: None,
             continuity,
             blocks: self.blocks.lock().await.0.save(),
             republished: self.tap.as_ref().map(Tap::save),
@@ -500,7 +499,6 @@ impl Relay {
         if let Some(tap) = &self.tap {
             tap.set_in_sight(true);
         }
-        self.engine_metrics.speaks.set(f64::from(self.speaks()));
         self.tell_doubts_if_new().await?;
         self.publisher.heartbeat_for(time).await
     }

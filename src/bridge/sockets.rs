@@ -1,6 +1,8 @@
 //! The two sockets of an engine, for batches and for replays. Both sockets are replaced after every fault, so that no
 //! reconnect goes unnoticed.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,7 +115,17 @@ fn explain(error: ReadError, endpoint: &str, metrics: &BridgeMetrics) -> SocketE
 }
 
 /// A connection to a publisher, until it breaks.
-pub(super) struct Subscription(EngineSocket);
+pub(super) struct Subscription {
+    socket: EngineSocket,
+    /// Batches that were put back, which come before those that are still to be read.
+    unread: VecDeque<Numbered>,
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Subscription({})", self.socket.endpoint)
+    }
+}
 
 impl Subscription {
     /// Connects, and subscribes to the topics that begin with `topic`. Each of these two steps takes at most
@@ -127,17 +139,26 @@ impl Subscription {
         let subscribe = [&[1], topic.as_bytes()].concat();
         let mut socket = EngineSocket::connect(Role::Subscriber, endpoint, patience, metrics).await?;
         socket.send(&[&subscribe], patience).await?;
-        Ok(Self(socket))
+        let unread = VecDeque::new();
+        Ok(Self { socket, unread })
     }
 
     /// Waits for the next batch. Batches that were received before the connection broke come first.
     pub(super) async fn next(&mut self) -> Result<Numbered, SocketError> {
-        Ok(parse_published(&self.next_frames().await?)?)
+        match self.unread.pop_front() {
+            Some(numbered) => Ok(numbered),
+            None => Ok(parse_published(&self.next_frames().await?)?),
+        }
+    }
+
+    /// Puts back `batches`, which [`Self::next`] has returned in this order. It returns them again.
+    pub(super) fn put_back(&mut self, batches: impl IntoIterator<Item = Numbered>) {
+        self.unread.extend(batches);
     }
 
     /// Waits for the next message of any form, and returns its frames.
     pub(super) async fn next_frames(&mut self) -> Result<Vec<Bytes>, SocketError> {
-        self.0.receive().await
+        self.socket.receive().await
     }
 }
 

@@ -31,12 +31,24 @@ pub(super) enum FollowedSourceError {
     /// The source cannot be reached, or its connection has broken.
     #[error(transparent)]
     Broken(Box<dyn Error + Send + Sync>),
-    /// The connection was ended, because a message was beyond a bound.
+    /// The connection was ended, because a message was beyond a bound, or messages were missing.
     #[error(transparent)]
     Cut(Box<dyn Error + Send + Sync>),
+    /// State of the source that could not be read at the start can be read now, so the source has to be begun again.
+    #[error("what was kept can be read now")]
+    BeginAgain,
     /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
+}
+
+/// End of a [`SourceTask`]'s run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RunEnd {
+    /// The source is no longer followed.
+    Over,
+    /// The source has to be begun again, with state that can be read now.
+    BeginAgain,
 }
 
 impl FollowedSourceError {
@@ -58,6 +70,7 @@ impl From<FollowError> for FollowedSourceError {
     fn from(error: FollowError) -> Self {
         match error {
             FollowError::Socket(error) => error.into(),
+            FollowError::BeginAgain => Self::BeginAgain,
             FollowError::Publisher(error) => error.into(),
         }
     }
@@ -65,7 +78,8 @@ impl From<FollowError> for FollowedSourceError {
 
 /// Source of events, with the state that is needed to follow it. Each kind of source has its own implementation.
 pub(super) trait FollowedSource: Send {
-    /// Follows the source over one connection, until the connection breaks. Sets `failures` to 0 once it is connected.
+    /// Follows the source over one connection, until the connection breaks. Sets `failures` to 0 once the connection is of
+    /// use.
     fn follow(
         &mut self,
         task: &SourceTask,
@@ -109,11 +123,11 @@ pub(super) struct SourceTask {
 
 impl SourceTask {
     /// Follows the source until it is stopped: connects, and connects again after each failure.
-    pub(super) async fn run(self, mut source: impl FollowedSource) {
+    pub(super) async fn run(&self, mut source: impl FollowedSource) -> RunEnd {
         let mut failures = 0;
         loop {
             let failed_before = failures;
-            let following = Box::pin(source.follow(&self, &mut failures));
+            let following = Box::pin(source.follow(self, &mut failures));
             let Some(ended) = self.stop.run_until_cancelled(following).await else {
                 break;
             };
@@ -122,7 +136,11 @@ impl SourceTask {
                 Err(error) => error,
             };
             if matches!(error, FollowedSourceError::Publisher(_)) {
-                return self.progress.ended(&self.engine, &error);
+                self.progress.ended(&self.engine, &error);
+                return RunEnd::Over;
+            }
+            if matches!(error, FollowedSourceError::BeginAgain) {
+                return self.end_to_begin_again(source).await;
             }
             match &self.origin {
                 None => self.progress.out_of_sight(&self.engine, &error),
@@ -131,11 +149,11 @@ impl SourceTask {
                     origin.ask_again();
                 }
             }
-            if source.disconnected(&self).await.is_err() {
-                return;
+            if source.disconnected(self).await.is_err() {
+                return RunEnd::Over;
             }
             if matches!(error, FollowedSourceError::Cut(_)) {
-                // After a broken bound, the count of failures continues, although the connection had been made.
+                // The count of failures continues, although the connection was of use before.
                 failures = failures.max(failed_before);
             }
             failures = failures.saturating_add(1);
@@ -145,8 +163,19 @@ impl SourceTask {
             }
         }
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
-        if let Err(error) = source.end(&self, says_goodbye).await {
+        if let Err(error) = source.end(self, says_goodbye).await {
             log_untold(&self.engine, &error);
+        }
+        RunEnd::Over
+    }
+
+    async fn end_to_begin_again(&self, source: impl FollowedSource) -> RunEnd {
+        match source.end(self, false).await {
+            Ok(()) => RunEnd::BeginAgain,
+            Err(error) => {
+                self.progress.ended(&self.engine, &error);
+                RunEnd::Over
+            }
         }
     }
 

@@ -14,6 +14,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::follower::FollowOptions;
 
 /// The clock by which a bridge notices that it has stood still. Tests move it.
@@ -32,9 +34,24 @@ impl BridgeClock {
 }
 
 impl Default for BridgeClock {
+    /// Makes a clock that goes on while the machine is suspended, if the system has such a clock (Linux). Engines on other
+    /// machines go on meanwhile, too.
     fn default() -> Self {
-        Self::new(Instant::now)
+        let (begun, begun_at) = (Instant::now(), since_boot());
+        Self::new(move || {
+            let passed = since_boot().saturating_sub(begun_at);
+            begun.checked_add(passed).unwrap_or(begun)
+        })
     }
+}
+
+/// Returns the time since the machine was started; on Linux with the time for which it was suspended.
+fn since_boot() -> Duration {
+    #[cfg(target_os = "linux")]
+    let clock = ClockId::Boottime;
+    #[cfg(not(target_os = "linux"))]
+    let clock = ClockId::Monotonic;
+    clock_gettime(clock).try_into().unwrap_or_default()
 }
 
 impl fmt::Debug for BridgeClock {

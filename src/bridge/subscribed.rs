@@ -83,7 +83,6 @@ impl FollowedSource for SubscribedEvents {
         if let Some(origin) = &task.origin {
             origin.confirmed().await;
         }
-        *failures = 0;
         self.connected().await?;
         let mut quiet = Quiet::new(task.stall_watch(), task.options.poll_interval);
         loop {
@@ -93,10 +92,14 @@ impl FollowedSource for SubscribedEvents {
                 () = quiet.tick() => None,
             };
             if quiet.has_stalled(frame.is_none()) {
-                self.lost().await?;
+                self.holders.lost().await?;
             }
             if let Some(frame) = &frame {
                 self.apply(frame).await?;
+                // A connection that brings nothing whole is a failed one, like one that cannot be made.
+                if self.ranks.values().any(|stream| stream.due.is_none()) {
+                    *failures = 0;
+                }
             }
             // The server is alive here: without a sign of life from it, the frames would have ended with an error.
             if !quiet.is_behind() {
@@ -107,7 +110,7 @@ impl FollowedSource for SubscribedEvents {
     }
 
     async fn disconnected(&mut self, _: &SourceTask) -> Result<(), FollowedSourceError> {
-        Ok(self.lost().await?)
+        Ok(self.holders.lost().await?)
     }
 
     async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
@@ -130,11 +133,6 @@ impl SubscribedEvents {
     async fn connected(&mut self) -> Result<(), PublisherError> {
         self.ranks.clear();
         self.holders.get(&self.worker, self.rank).await;
-        self.holders.lost().await
-    }
-
-    /// Puts all ranks out of sight, because the connection broke or this process stood still: frames may be missing.
-    async fn lost(&mut self) -> Result<(), PublisherError> {
         self.holders.lost().await
     }
 
@@ -182,7 +180,10 @@ impl SubscribedEvents {
             return Ok(());
         }
         let rank = frame.rank().unwrap_or(self.rank);
-        let begins = self.note(rank, frame).map_err(FollowedSourceError::broken)?;
+        // A server whose frames have holes may send them so each time. So the pauses before new connections grow.
+        let begins = self
+            .note(rank, frame)
+            .map_err(|error| FollowedSourceError::Cut(error.into()))?;
         let has_missed = self.ranks.get(&rank).is_some_and(|stream| stream.missed > 0);
         let Some(relay) = self.holders.get(&self.worker, rank).await else {
             return Ok(());
@@ -272,5 +273,31 @@ impl SubscribedEvents {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+
+    /// Returns the frame `number` of rank 0, without events.
+    fn frame(number: u8) -> KvEventFrame {
+        KvEventFrame::decode(&[8, number, 32, 0][..]).unwrap()
+    }
+
+    /// The count of failures goes on after a hole, so that the pauses before new connections grow.
+    #[tokio::test]
+    async fn a_hole_ends_the_connection_like_a_broken_bound() {
+        let holders = Holders::new(Box::new(|_, _| {
+            Box::pin(std::future::ready(Err("not here".to_owned())))
+        }));
+        let mut events = SubscribedEvents::new(WorkerName::new("gpu-0").unwrap(), 0, holders);
+        for number in 0..2 {
+            events.apply(&frame(number)).await.unwrap();
+        }
+        let ended = events.apply(&frame(3)).await.unwrap_err();
+        assert!(matches!(ended, FollowedSourceError::Cut(_)), "{ended:?}");
     }
 }

@@ -58,9 +58,13 @@ impl FollowedSource for SocketEvents {
             self.follower.flush().await?;
         }
         self.keep_last(&task.engine).await?;
+        let relay = self.follower.into_relay();
         match says_goodbye {
-            true => Ok(self.follower.into_relay().say_goodbye().await?),
-            false => Ok(()),
+            true => Ok(relay.say_goodbye().await?),
+            false => {
+                relay.note_end();
+                Ok(())
+            }
         }
     }
 }
@@ -102,8 +106,28 @@ impl SocketEvents {
         Ok(())
     }
 
+    /// Decides about an earlier bridge's file that could not be read. If all of the engine's blocks are known without it, it
+    /// may be written over. Otherwise the engine is begun again once the file can be read.
+    fn settle_unread(&mut self, engine: &NewEngine) -> Result<(), FollowError> {
+        let is_exact = self.follower.relay().is_exact();
+        let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.is_unread()) else {
+            return Ok(());
+        };
+        if is_exact {
+            keeper.write_over();
+            return Ok(());
+        }
+        if !keeper.is_readable(&cache_of(engine)) {
+            return Ok(());
+        }
+        // The end of this source must not write over the file.
+        self.keeper = None;
+        Err(FollowError::BeginAgain)
+    }
+
     /// Saves the engine's known state, if it is time for the next save.
     async fn keep_if_due(&mut self, engine: &NewEngine) -> Result<(), FollowError> {
+        self.settle_unread(engine)?;
         let changes = self.follower.changes();
         let Some(turn) = self.own_keeper().and_then(|keeper| keeper.turn(changes)) else {
             return Ok(());
@@ -123,7 +147,15 @@ impl SocketEvents {
         let NewEngine { endpoint, topic, .. } = &task.engine;
         let metrics = Arc::clone(self.follower.relay().bridge_metrics());
         let patience = task.options.patience;
-        let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
+        let rank = task.engine.key.rank;
+        let made = task
+            .origin
+            .as_ref()
+            .and_then(|origin| origin.take_subscription(rank));
+        let mut subscription = match made {
+            Some(subscription) => subscription,
+            None => Subscription::connect(endpoint, topic, patience, metrics).await?,
+        };
         if let Some(origin) = &task.origin {
             origin.confirmed().await;
         }
@@ -188,6 +220,7 @@ impl SocketEvents {
                     let due = published_at.take().map(|at| at + interval);
                     let may_wait = self.follower.relay().is_in_sight() && !self.follower.wants_look();
                     if let Some(due) = due.filter(|due| may_wait && *due > Instant::now()) {
+                        self.follower.still_seen().await?;
                         poll.reset_at(due.into());
                         continue;
                     }

@@ -61,16 +61,6 @@ impl Topics {
         self.hears_other
     }
 
-    /// Returns the part of the engine's topic that stays the same after a restart; `None` if it is not known.
-    pub(super) fn own(&self) -> Option<Vec<u8>> {
-        self.own.clone()
-    }
-
-    /// Sets the engine's topic to one that was known before.
-    pub(super) fn remember(&mut self, own: Option<Vec<u8>>) {
-        self.own = own;
-    }
-
     /// Forgets the topic if only the replay socket has told it, because the socket may belong to another engine.
     pub(super) fn forget_replayed(&mut self) {
         if !self.is_published {

@@ -12,6 +12,7 @@ use kvatlas_engines::Reason;
 use super::declare::metric_group;
 use super::labels::{EngineSource, FrameFault, PerLabel, RepublishCut, RepublishOmission, label_of};
 use super::log_gated;
+use super::told::{ExactGaugeEntry, ExactGauges};
 
 /// Maximum number of engines that have metric series of their own at the same time.
 const ENGINES_MAX: usize = 1024;
@@ -44,7 +45,9 @@ metric_group! {
     /// Metrics about sources in which a bridge finds engines, and faults of the bridge.
     BridgeMetrics::new() keeping {
         /// Engines that have series of their own, each with its number of handles.
-        named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
+        named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default(),
+        /// Gauges of exact engines, which are 0 while daemons cannot be told.
+        gauges: ExactGauges = ExactGauges::default()
     } {
         /// Payloads of engines that could not be decoded.
         undecodable: Counter = "kvatlas_bridge_undecodable_total", Count;
@@ -79,7 +82,7 @@ impl BridgeMetrics {
         {
             let mut named = self.named.lock();
             if !named.contains_key(&name) && named.len() >= ENGINES_MAX {
-                return EngineMetrics::labelled(OTHER_ENGINES, OTHER_ENGINES);
+                return self.with_gauge(EngineMetrics::labelled(OTHER_ENGINES, OTHER_ENGINES), None);
             }
             *named.entry(name.clone()).or_default() += 1;
         }
@@ -87,10 +90,20 @@ impl BridgeMetrics {
             named: Arc::clone(&self.named),
             name,
         };
+        self.with_gauge(EngineMetrics::labelled(namespace, engine), Some(lease))
+    }
+
+    fn with_gauge(&self, engine: EngineMetrics, lease: Option<EngineLease>) -> EngineMetrics {
         EngineMetrics {
-            _lease: Some(lease),
-            ..EngineMetrics::labelled(namespace, engine)
+            _lease: lease,
+            told: Some(self.gauges.add(engine.exact.clone())),
+            ..engine
         }
+    }
+
+    /// Records whether the NATS server is away. Meanwhile no engine counts as exact, because daemons cannot be told of it.
+    pub fn set_away(&self, is_away: bool) {
+        self.gauges.set_away(is_away);
     }
 
     /// Records the number of servers that are asked for their publishers (`asked`), and how many of them do not answer or have
@@ -119,17 +132,22 @@ impl BridgeMetrics {
         log_gated!(warn "a connection to an engine was ended"; %endpoint, reason = %fault);
     }
 
-    /// Counts blocks that are not republished for routers. If the reason is full memory, also writes a log line.
+    /// Counts blocks that are not republished for routers. If a bound is the reason, also writes a log line.
     pub fn republish_left_out(&self, reason: RepublishOmission, blocks: u64) {
         if blocks == 0 {
             return;
         }
         self.republish_left_out.get(reason).increment(blocks);
-        if reason == RepublishOmission::Full {
-            log_gated!(
+        match reason {
+            RepublishOmission::Full => log_gated!(
                 warn "an engine has more blocks than --republish-max-bytes has room for: routers are not told of all";
                 blocks
-            );
+            ),
+            RepublishOmission::Salts => log_gated!(
+                warn "an engine's blocks have more salts and adapters than are told apart: routers are not told of all";
+                blocks
+            ),
+            RepublishOmission::Special | RepublishOmission::Unknown => {}
         }
     }
 
@@ -156,7 +174,9 @@ metric_group! {
     /// Metrics about one engine that a bridge follows.
     EngineMetrics::labelled(namespace: &str, engine: &str) keeping {
         /// Permission for series of the engine's own; `None` if the engine shares the label [`OTHER_ENGINES`].
-        _lease: Option<EngineLease> = None
+        _lease: Option<EngineLease> = None,
+        /// Entry of the gauge `exact`; `None` only while the handles are made.
+        told: Option<ExactGaugeEntry> = None
     } {
         /// Batches that an engine has published or replayed, and that were applied.
         batches: Counter = "kvatlas_bridge_batches_total", Count;
@@ -170,8 +190,8 @@ metric_group! {
         gaps: Counter = "kvatlas_bridge_gaps_total", Count;
         /// Times that the bridge found that an engine had been replaced by another process.
         restarts: Counter = "kvatlas_bridge_restarts_total", Count;
-        /// 1 while the engine's blocks are known for certain, else 0.
-        pub exact: Gauge = "kvatlas_bridge_engine_exact", Count;
+        /// 1 while the engine's blocks are known for certain and daemons can be told of them, else 0.
+        exact: Gauge = "kvatlas_bridge_engine_exact", Count;
         /// 1 while this bridge publishes the engine's blocks to daemons, 0 while another bridge of its group does.
         pub speaks: Gauge = "kvatlas_bridge_engine_speaks", Count;
         /// Memory of the engine's blocks with their tokens, which the bridge keeps to republish them for routers.
@@ -184,6 +204,13 @@ metric_group! {
 }
 
 impl EngineMetrics {
+    /// Records whether the engine's blocks are known for certain.
+    pub fn set_exact(&self, is_exact: bool) {
+        if let Some(told) = &self.told {
+            told.set(is_exact);
+        }
+    }
+
     /// Counts a batch that the engine published or replayed, and its payload bytes.
     pub fn received(&self, bytes: usize) {
         self.batches.increment(1);
@@ -233,7 +260,7 @@ mod tests {
             engine.replays.increment(1);
             engine.lost_batches(&"a/0");
             engine.restarted(&"a/0");
-            engine.exact.set(1.0);
+            engine.set_exact(true);
             engine.speaks.set(1.0);
             engine.republished_bytes.set(9.0);
             engine.republish_subscribers.set(2.0);
@@ -289,20 +316,52 @@ mod tests {
     }
 
     #[test]
+    fn no_engine_is_exact_while_the_server_is_away() {
+        let exact = |happens: fn(&BridgeMetrics, &EngineMetrics)| {
+            let mut kept = None;
+            let text = rendered(|| {
+                let bridge = BridgeMetrics::new();
+                let engine = bridge.of_engine("m", "a/0");
+                engine.set_exact(true);
+                happens(&bridge, &engine);
+                kept = Some(engine);
+            });
+            drop(kept);
+            text.contains("kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"a/0\"} 1")
+        };
+        assert!(exact(|_, _| ()));
+        assert!(!exact(|bridge, _| bridge.set_away(true)));
+        assert!(!exact(|bridge, engine| {
+            bridge.set_away(true);
+            engine.set_exact(false);
+            engine.set_exact(true);
+        }));
+        assert!(exact(|bridge, _| [true, false]
+            .map(|is_away| bridge.set_away(is_away))
+            .into_iter()
+            .collect()));
+        assert!(!exact(|bridge, engine| {
+            bridge.set_away(true);
+            engine.set_exact(false);
+            bridge.set_away(false);
+        }));
+    }
+
+    #[test]
     fn an_engine_that_has_left_has_no_series_and_takes_no_place() {
         let mut kept = Vec::new();
         let text = rendered(|| {
             let bridge = BridgeMetrics::new();
             for number in 0..ENGINES_MAX + 5 {
                 let engine = bridge.of_engine("m", &number.to_string());
-                engine.exact.set(1.0);
+                engine.set_exact(true);
             }
             // The same engine name in two namespaces means two engines. An engine of which two handles exist keeps its
             // series until both handles are dropped.
             for namespace in ["m", "n", "n"] {
                 kept.push(bridge.of_engine(namespace, "a/0"));
             }
-            kept[0].exact.set(1.0);
+            kept[0].set_exact(true);
             drop(kept.pop());
         });
         let exact: Vec<&str> = text

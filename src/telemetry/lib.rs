@@ -50,6 +50,7 @@ mod resync_metrics;
 mod series;
 mod snapshot_metrics;
 mod stream_metrics;
+mod told;
 mod trace_metrics;
 
 pub use bridge_metrics::{BridgeMetrics, EngineMetrics};

@@ -135,13 +135,13 @@ impl Courses {
     }
 
     /// Keeps a message until the events before it have come. If there is no room, the message is dropped, and its events are
-    /// asked for again.
-    fn wait(&mut self, publisher: u64, message: &Bytes) {
+    /// asked for again. The message is copied, because it is a part of a read buffer, all of which it would keep in memory.
+    pub(super) fn wait(&mut self, publisher: u64, message: &Bytes) {
         let bytes = self.waiting_bytes.saturating_add(message.len());
         if bytes <= WAITING_BYTES_MAX
             && let Some(course) = self.all.get_mut(&publisher)
         {
-            course.waiting.push(message.clone());
+            course.waiting.push(Bytes::copy_from_slice(message));
             self.waiting_bytes = bytes;
         }
     }

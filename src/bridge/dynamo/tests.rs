@@ -9,6 +9,8 @@ use serde_json::json;
 
 use super::super::holders::StartRelay;
 use super::super::relay::{Relay, Way};
+use super::course::Course;
+use super::records::{SourceRecord, Target};
 use super::*;
 use crate::farewells::Farewells;
 use crate::kin::Kin;
@@ -75,6 +77,26 @@ fn message(publisher: u64, sequence: u64, workers: std::ops::Range<u64>) -> Byte
     let payload = serde_json::to_vec(&events).unwrap();
     let envelope = json!({"publisher_id": publisher, "sequence": sequence, "payload": payload});
     serde_json::to_vec(&envelope).unwrap().into()
+}
+
+/// A message of the plane is a part of a large read buffer.
+#[test]
+fn a_message_that_waits_keeps_no_read_buffer() {
+    let start: StartRelay = Box::new(|_, _| Box::pin(std::future::ready(Err("not here".to_owned()))));
+    let mut events = plane(start);
+    let record = SourceRecord {
+        subject: "t".to_owned(),
+        id: 7,
+        worker: WorkerName::new("7").unwrap(),
+        rank: 0,
+        target: Target::Nats("ask".to_owned()),
+    };
+    events.courses.all.insert(1, Course::new(record));
+    let buffer = Bytes::from(vec![7; 64 << 10]);
+    events.courses.wait(1, &buffer.slice(100..300));
+    let waiting = &events.courses.all[&1].waiting;
+    assert_eq!(waiting[0], vec![7; 200]);
+    assert!(!buffer.as_ptr_range().contains(&waiting[0].as_ptr()));
 }
 
 #[tokio::test]

@@ -1,14 +1,32 @@
-//! Refusals by the NATS server, as the bridge's engines and operators see them.
+//! Refusals by the NATS server, and its absence, as the bridge's engines and operators see them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use async_nats::Client;
+use async_nats::connection::State;
 use kvatlas_client::Refusal;
 use kvatlas_process::broker::RefusedSubscriptions;
 use kvatlas_process::registry::{EngineState, EngineStatus};
 
 use super::{Bridge, FollowedEngine, Inner};
 
+/// Pause between two looks at whether the NATS server is there.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Whether the NATS server is away, so that daemons are told nothing.
+fn is_away(nats: &Client) -> bool {
+    nats.connection_state() != State::Connected
+}
+
 impl Bridge {
+    /// Records in the metrics, until the bridge stops, whether the NATS server is away.
+    pub(super) async fn watch_connection(self, nats: Client) {
+        loop {
+            self.inner.metrics.set_away(is_away(&nats));
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// Records a refusal by the NATS server. Returns whether the refusal keeps the bridge from reporting engines.
     pub fn note_refusal(&self, refusal: &Refusal) -> bool {
         let inner = &self.inner;
@@ -25,19 +43,18 @@ impl Bridge {
     pub fn forget_refusals(&self) {
         self.inner.refused.clear();
     }
-
-    /// Returns the texts of the refusals that keep the bridge from reporting engines; empty while the server refuses nothing.
-    pub fn refusals(&self) -> Vec<String> {
-        self.inner.refused.words(Instant::now())
-    }
 }
 
 impl Inner {
-    /// Returns the state of an engine. If daemons are not told of the engine, because the NATS server refuses that, the state
-    /// says so.
-    pub(super) fn state_of(&self, followed: &FollowedEngine) -> EngineState {
+    /// Returns the state of an engine. If daemons are not told of the engine, because the NATS server refuses that or is
+    /// away, the state says so. `nats` is the connection; `None` until the bridge is started.
+    pub(super) fn state_of(&self, followed: &FollowedEngine, nats: Option<&Client>) -> EngineState {
         let state = followed.state();
-        let Some(words) = self.refusal_of(followed) else {
+        let words = match nats.is_some_and(is_away) {
+            true => Some("NATS is away".to_owned()),
+            false => self.refusal_of(followed),
+        };
+        let Some(words) = words else {
             return state;
         };
         let status = match state.status {

@@ -1,6 +1,7 @@
 //! The bridge as an [`EngineRegistry`], which the listeners for registrations use.
 
 use std::net::IpAddr;
+use std::time::Instant;
 
 use kvatlas_config::Secret;
 use kvatlas_process::registry::{
@@ -82,9 +83,9 @@ impl EngineRegistry for Bridge {
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
         let own = peer.map(|peer| peer.to_string());
         for endpoint in engine.endpoints() {
-            // An endpoint without a host is refused later, because it is no valid endpoint.
             let Some(host) = host_of(endpoint) else {
-                continue;
+                let text = format!("endpoint {endpoint:?} names no host; an IPv6 address needs brackets");
+                return Err(RegisterRefusal::Invalid(text));
             };
             if own.as_ref() != Some(&host) && !self.allows_host(&host) {
                 let endpoint = endpoint.to_owned();
@@ -130,11 +131,18 @@ impl EngineRegistry for Bridge {
     fn engines(&self) -> Vec<EngineState> {
         let state = self.inner.state.lock();
         let engines = state.engines.values();
-        engines.map(|followed| self.inner.state_of(followed)).collect()
+        let nats = state.nats.as_ref();
+        engines
+            .map(|followed| self.inner.state_of(followed, nats))
+            .collect()
     }
 
     fn servers(&self) -> Vec<ServerState> {
         let state = self.inner.state.lock();
         state.servers.values().map(AskedServer::state).collect()
+    }
+
+    fn refusals(&self) -> Vec<String> {
+        self.inner.refused.words(Instant::now())
     }
 }

@@ -79,7 +79,7 @@ impl Relay {
     pub(super) fn note_told(&mut self, doubts: DegradedReasons) {
         self.told = doubts;
         let is_exact = doubts.of_all_queries().is_empty();
-        self.engine_metrics.exact.set(f64::from(is_exact));
+        self.engine_metrics.set_exact(is_exact);
         if let Some(share) = &self.share {
             share.note(match is_exact {
                 true => Sight::Whole,

@@ -19,7 +19,7 @@ impl Relay {
             tap.clear();
         }
         self.tell().await?;
-        self.farewell.note(self.publisher.cursor().epoch);
+        self.note_end();
         of_publisher_alone(self.publisher.say_goodbye().await)
     }
 
@@ -28,8 +28,13 @@ impl Relay {
     pub(in super::super) async fn fall_silent(mut self) -> Result<(), PublisherError> {
         self.tell().await?;
         self.publisher.set_heartbeats(false).await?;
-        self.farewell.note(self.publisher.cursor().epoch);
+        self.note_end();
         of_publisher_alone(self.publisher.flush().await.map(|_| ()))
+    }
+
+    /// Notes that the present epoch ends. If this bridge reports the engine again, it begins a higher one.
+    pub(in super::super) fn note_end(&self) {
+        self.farewell.note(self.publisher.cursor().epoch);
     }
 }
 

@@ -94,11 +94,6 @@ pub(super) struct Stream {
     turn: tokio::sync::Mutex<()>,
 }
 
-/// Returns a batch without events.
-fn no_events() -> EventList {
-    EventList::default()
-}
-
 impl Stream {
     pub(super) fn new(
         mirror: Mirror,
@@ -144,7 +139,7 @@ impl Stream {
     fn beginning(&self, number: u64) -> [Bytes; 2] {
         [
             self.message(0, &EventList::cleared()),
-            self.message(number, &no_events()),
+            self.message(number, &EventList::default()),
         ]
     }
 
@@ -186,6 +181,7 @@ impl Stream {
         let omissions = inner.mirror.take_omissions();
         for (reason, blocks) in [
             (RepublishOmission::Full, omissions.full),
+            (RepublishOmission::Salts, omissions.salts),
             (RepublishOmission::Special, omissions.special),
             (RepublishOmission::Unknown, omissions.unknown),
         ] {
@@ -216,7 +212,7 @@ impl Stream {
             return;
         }
         match inner.number + 1 < NUMBERS_MAX {
-            true => self.send_next(&mut inner, &no_events()),
+            true => self.send_next(&mut inner, &EventList::default()),
             false => self.begin_anew(&mut inner),
         }
     }
@@ -282,7 +278,7 @@ impl Stream {
     pub(super) fn reach(&self, number: u64) {
         let mut inner = self.inner.lock();
         while inner.number < number.min(NUMBERS_MAX) {
-            self.send_next(&mut inner, &no_events());
+            self.send_next(&mut inner, &EventList::default());
         }
     }
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use kvatlas_core::wire::Profile;
+use kvatlas_core::wire::{Profile, Rank};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use kvatlas_process::registry::{Discovered, EngineKey, NewServer};
 
 use super::super::http::ServerAddress;
-use super::super::sockets::SocketError;
+use super::super::sockets::{SocketError, Subscription};
 use super::super::sources::FollowedSourceError;
 
 /// The state of a server that is asked.
@@ -36,6 +36,8 @@ pub(super) struct SharedServerState {
     pub(super) profile: Mutex<Profile>,
     /// Labels that the source found with the server. They may change while the server is asked.
     pub(super) found_labels: Mutex<BTreeMap<String, String>>,
+    /// Subscriptions over which the block size was looked for, by rank. The tasks that follow the publishers take them over.
+    subscriptions: Mutex<BTreeMap<Rank, Subscription>>,
     /// Name of the engine's process, as the server last reported it; `None` if the server reports none.
     pub(super) process: Mutex<Option<String>>,
     /// Number of ranks whose events one publisher sends, as the server last reported it; `None` if the server does not
@@ -79,6 +81,12 @@ impl OriginServer {
         if answered.wait_for(|answered| *answered >= ticket).await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Returns a subscription to the publisher of `rank` that was made before the publisher was followed; `None` if there is
+    /// none. It is returned once.
+    pub(crate) fn take_subscription(&self, rank: Rank) -> Option<Subscription> {
+        self.handle.shared.subscriptions.lock().remove(&rank)
     }
 
     /// Returns the name of the engine's process, as the server last reported it; `None` if the server reports none.
@@ -135,6 +143,7 @@ impl ServerHandle {
                 wanted: watch::Sender::new(0),
                 answered: watch::Sender::new(0),
                 progress: Mutex::default(),
+                subscriptions: Mutex::default(),
                 process: Mutex::default(),
                 ranks: Mutex::default(),
             }),
@@ -176,6 +185,11 @@ impl ServerHandle {
     /// Returns whether both handles belong to the same server.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Sets the subscriptions that the tasks of the server's publishers take over, by rank.
+    pub(super) fn set_subscriptions(&self, subscriptions: impl IntoIterator<Item = (Rank, Subscription)>) {
+        *self.shared.subscriptions.lock() = subscriptions.into_iter().collect();
     }
 
     pub(crate) fn set_engines(&self, engines: Vec<EngineKey>) {

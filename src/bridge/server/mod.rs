@@ -50,7 +50,7 @@ use super::http::ServerAddress;
 use ask::{AskError, Described, ask};
 use handle::explain;
 pub(super) use handle::{OriginServer, ServerHandle};
-use size::{SizeError, first_size};
+use size::{SizeError, SizeSearch};
 
 /// Maximum time for all answers of a server together: a server that handles requests may be busy.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
@@ -128,6 +128,8 @@ impl ServerTask {
         let server = &self.handle.server;
         let model = ModelKey::of_tenant(described.model.clone(), &server.tenant);
         let model = model.speaking(server.scheme.clone());
+        // The search for the block size connects to the sockets, too.
+        self.check_hosts(&described)?;
         let block_size = self.block_size(&described, &model).await?;
         let followed: Vec<_> = described
             .publishers
@@ -153,21 +155,24 @@ impl ServerTask {
                 (engine, sockets.refused_hint)
             })
             .collect();
-        for (engine, _) in &followed {
-            self.check_hosts(engine, &described)?;
-        }
         self.bridge.confirm_found(server).await?;
         let told: Vec<EngineKey> = followed.iter().map(|(engine, _)| engine.key.clone()).collect();
         self.bridge.end_announcement(&self.handle, &told).await;
         *self.handle.shared.process.lock() = described.process;
         *self.handle.shared.ranks.lock() = described.ranks;
-        Ok(self.bridge.follow_publishers(&self.handle, followed)?)
+        let followed = self.bridge.follow_publishers(&self.handle, followed);
+        if followed.is_err() {
+            self.handle.set_subscriptions([]);
+        }
+        Ok(followed?)
     }
 
-    /// Checks the hosts of an engine's sockets: a server may name sockets on its own machine, or on hosts that the operator
+    /// Checks the hosts of the sockets that a server names: they may be on its own machine, or on hosts that the operator
     /// allows.
-    fn check_hosts(&self, engine: &NewEngine, described: &Described) -> Result<(), RegisterRefusal> {
-        for endpoint in engine.endpoints() {
+    fn check_hosts(&self, described: &Described) -> Result<(), RegisterRefusal> {
+        let sockets = described.publishers.sockets.iter();
+        let endpoints = sockets.flat_map(|sockets| std::iter::once(&sockets.endpoint).chain(&sockets.replay));
+        for endpoint in endpoints {
             let host = host_of(endpoint).unwrap_or_default();
             let is_peer = |peer: &IpAddr| host == peer.to_canonical().to_string();
             let is_own = host == self.address.host || described.peers.iter().any(is_peer);
@@ -187,7 +192,20 @@ impl ServerTask {
             return Ok(size);
         }
         self.note_waiting();
-        let first = first_size(&described.publishers, self.patience, &self.metrics);
+        let mut search = SizeSearch::new(&described.publishers);
+        let size = self.found_size(&mut search, described, model).await?;
+        self.handle.set_subscriptions(search.into_subscriptions());
+        Ok(size)
+    }
+
+    /// Returns the size of the engine's blocks from other engines of the model, or from the engine's first block.
+    async fn found_size(
+        &self,
+        search: &mut SizeSearch<'_>,
+        described: &Described,
+        model: &ModelKey,
+    ) -> Result<u32, ServerError> {
+        let first = search.first_size(self.patience, &self.metrics);
         let of_others = async {
             loop {
                 tokio::time::sleep(SIZE_INTERVAL).await;

@@ -3,18 +3,24 @@
 //! If a model has recurrent states, vLLM may publish a part of a block at the end of a prompt. The part is the only
 //! block of its event, and no larger than a block of a recurrent state. Such an event does not tell the block size. In
 //! a replay, the largest published block gives the block size.
+//!
+//! The batches that were read for that are not lost: the task that follows the publisher takes over the subscription, and
+//! reads them again. So an engine without a replay socket is known from its first batch on.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::select_all;
 use kvatlas_engines::{
     Content, DecodeLimits, Decoder, EngineBatch, EngineChange, EngineStored, Format, GroupKind,
 };
 
+use kvatlas_core::wire::Rank;
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::BridgeMetrics;
 
+use super::super::frames::Numbered;
 use super::super::grpc::{Frames, GrpcError};
 use super::super::sockets::{ReplaySocket, SocketError, Subscription};
 use super::answers::{Publishers, Sockets};
@@ -28,52 +34,124 @@ pub(super) enum SizeError {
     Grpc(#[from] GrpcError),
 }
 
-/// Waits for the first block that one of the publishers reports, and returns its number of tokens.
-pub(super) async fn first_size(
-    publishers: &Publishers,
-    patience: Duration,
-    metrics: &Arc<BridgeMetrics>,
-) -> Result<u32, SizeError> {
-    let waiting = publishers
-        .sockets
-        .iter()
-        .map(|sockets| Box::pin(size_of(sockets, publishers.format, patience, metrics)));
-    // There is one rank at least.
-    let (size, _, _) = select_all(waiting).await;
-    size
+/// Maximum size of the batches of one publisher that are kept while the block size is not known, in bytes.
+const HEARD_BYTES_MAX: usize = 16 << 20;
+
+/// Search for the block size of an engine, in what its publishers report.
+pub(super) struct SizeSearch<'a> {
+    format: Format,
+    listening: Vec<Listening<'a>>,
 }
 
-async fn size_of(
-    sockets: &Sockets,
-    format: Format,
-    patience: Duration,
-    metrics: &Arc<BridgeMetrics>,
-) -> Result<u32, SizeError> {
-    let mut listener = BlockSizeListener::new(format);
-    let Sockets { endpoint, topic, .. } = sockets;
-    if GivenEngine::is_url(endpoint) {
-        let mut frames = Frames::subscribe(endpoint, format, patience).await?;
+/// Subscription to one publisher, and what has come over it.
+struct Listening<'a> {
+    sockets: &'a Sockets,
+    /// Subscription to the publisher; `None` before the connection is made, and for a server over gRPC.
+    subscription: Option<Subscription>,
+    heard: Vec<Numbered>,
+    heard_bytes: usize,
+}
+
+impl<'a> SizeSearch<'a> {
+    pub(super) fn new(publishers: &'a Publishers) -> Self {
+        let listening = publishers.sockets.iter().map(|sockets| Listening {
+            sockets,
+            subscription: None,
+            heard: Vec::new(),
+            heard_bytes: 0,
+        });
+        Self {
+            format: publishers.format,
+            listening: listening.collect(),
+        }
+    }
+
+    /// Waits for the first block that one of the publishers reports, and returns its number of tokens.
+    pub(super) async fn first_size(
+        &mut self,
+        patience: Duration,
+        metrics: &Arc<BridgeMetrics>,
+    ) -> Result<u32, SizeError> {
+        let format = self.format;
+        let waiting = self
+            .listening
+            .iter_mut()
+            .map(|listening| Box::pin(listening.size(format, patience, metrics)));
+        // There is one rank at least.
+        let (size, _, _) = select_all(waiting).await;
+        size
+    }
+
+    /// Returns the subscriptions to publishers, each with the rank of the publisher. They return all batches again that have
+    /// come over them.
+    pub(super) fn into_subscriptions(self) -> impl Iterator<Item = (Rank, Subscription)> {
+        let listening = self.listening.into_iter();
+        listening.filter_map(|listening| {
+            let mut subscription = listening.subscription?;
+            let is_whole = listening.heard_bytes <= HEARD_BYTES_MAX;
+            subscription.put_back(listening.heard);
+            is_whole.then_some((listening.sockets.rank, subscription))
+        })
+    }
+}
+
+impl Listening<'_> {
+    async fn size(
+        &mut self,
+        format: Format,
+        patience: Duration,
+        metrics: &Arc<BridgeMetrics>,
+    ) -> Result<u32, SizeError> {
+        let mut listener = BlockSizeListener::new(format);
+        let Sockets { endpoint, topic, .. } = self.sockets;
+        if GivenEngine::is_url(endpoint) {
+            return size_in_frames(endpoint, patience, listener).await;
+        }
+        // The subscription comes first, so that it gets the batches that are published while the replay is read.
+        let subscription = Subscription::connect(endpoint, topic, patience, Arc::clone(metrics)).await?;
+        let subscription = self.subscription.insert(subscription);
+        if let Some(endpoint) = &self.sockets.replay {
+            match listener.replayed(endpoint, patience, metrics).await {
+                Ok(Some(size)) => return Ok(size),
+                Ok(None) => {}
+                // The engine is then treated like one without a replay socket: its next batch shows the size as well.
+                Err(error) => {
+                    tracing::debug!(endpoint, %error, "a replay socket does not tell the block size")
+                }
+            }
+        }
         loop {
-            let frame = frames.next().await?;
-            frame.read(&DecodeLimits::default(), &mut listener.batch);
-            if let Some(size) = listener.size_told() {
+            let Numbered { seq, payload, topic } = subscription.next().await?;
+            let size = listener.told(&payload);
+            self.heard_bytes += payload.len();
+            if self.heard_bytes <= HEARD_BYTES_MAX {
+                // A copy, because the batch is a part of a read buffer, all of which it would keep in memory.
+                self.heard.push(Numbered {
+                    seq,
+                    payload: Bytes::copy_from_slice(&payload),
+                    topic: Bytes::copy_from_slice(&topic),
+                });
+            } else {
+                self.heard.clear();
+            }
+            if let Some(size) = size {
                 return Ok(size);
             }
         }
     }
-    // The subscription comes first, so that it gets the batches that are published while the replay is read.
-    let mut subscription = Subscription::connect(endpoint, topic, patience, Arc::clone(metrics)).await?;
-    if let Some(endpoint) = &sockets.replay {
-        match listener.replayed(endpoint, patience, metrics).await {
-            Ok(Some(size)) => return Ok(size),
-            Ok(None) => {}
-            // The engine is then treated like one without a replay socket: its next batch shows the size as well.
-            Err(error) => tracing::debug!(endpoint, %error, "a replay socket does not tell the block size"),
-        }
-    }
+}
+
+/// Waits for the first block in the frames of a server over gRPC, and returns its number of tokens.
+async fn size_in_frames(
+    endpoint: &str,
+    patience: Duration,
+    mut listener: BlockSizeListener,
+) -> Result<u32, SizeError> {
+    let mut frames = Frames::subscribe(endpoint, listener.decoder.format(), patience).await?;
     loop {
-        let numbered = subscription.next().await?;
-        if let Some(size) = listener.told(&numbered.payload) {
+        let frame = frames.next().await?;
+        frame.read(&DecodeLimits::default(), &mut listener.batch);
+        if let Some(size) = listener.size_told() {
             return Ok(size);
         }
     }

@@ -35,7 +35,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use kvatlas_process::storage::{Storage, StorageFile, shown};
 
-use super::FORGOTTEN_AFTER;
+use super::{FORGOTTEN_AFTER, TEMPORARY_PREFIX, name_of};
 
 /// Time from the start for which reading waits until the buckets are there.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
@@ -68,7 +68,7 @@ pub(super) struct Bucket {
     stores: watch::Sender<Option<Stores>>,
     /// Time at which reading no longer waits for the buckets.
     due_at: OnceLock<Instant>,
-    /// Time of the last failed write; `None` if no write has failed.
+    /// Time of the last failed write or removal; `None` if the last one has not failed.
     failed_at: Mutex<Option<Instant>>,
     /// Files that are being written, by their paths.
     drafts: Mutex<BTreeMap<PathBuf, Draft>>,
@@ -213,6 +213,16 @@ impl Bucket {
         })
     }
 
+    /// Returns the buckets for a write or a removal. Fails immediately while they are not open, and for a while after a
+    /// failure. So a bridge that ends does not wait for each file.
+    fn usable(&self) -> io::Result<Stores> {
+        let has_just_failed = |at: Instant| at.elapsed() < ANSWER_PATIENCE;
+        match self.failed_at.lock().is_some_and(has_just_failed) {
+            true => Err(io::Error::other("JetStream has just failed")),
+            false => self.opened(),
+        }
+    }
+
     /// Runs a request that must be answered within `patience`.
     fn block_on<T>(&self, patience: Duration, request: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         let answered = self.runtime.block_on(async { timeout(patience, request).await });
@@ -277,15 +287,7 @@ impl Storage for Bucket {
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
-        // Fails immediately while the buckets are closed. So a bridge that ends does not wait for each file.
-        self.opened()?;
-        if self
-            .failed_at
-            .lock()
-            .is_some_and(|at| at.elapsed() < ANSWER_PATIENCE)
-        {
-            return Err(io::Error::other("JetStream has just failed"));
-        }
+        self.usable()?;
         let draft = Draft::default();
         self.drafts.lock().insert(path.to_owned(), draft.clone());
         Ok(Box::new(draft))
@@ -310,18 +312,21 @@ impl Storage for Bucket {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        if self.drafts.lock().remove(path).is_some() {
+        // A file that is being written is here alone, so JetStream need not be asked.
+        if self.drafts.lock().remove(path).is_some() || name_of(path).starts_with(TEMPORARY_PREFIX) {
             return Ok(());
         }
-        let (stores, name) = (self.opened()?, self.object(path));
-        self.block_on(ANSWER_PATIENCE * 2, async {
-            self.check_owner(&stores.keys).await?;
-            stores
-                .objects
-                .delete(name)
-                .await
-                .map_err(|error| io::Error::new(kind_of(error.kind() == DeleteErrorKind::NotFound), error))
-        })
+        let (stores, name) = (self.usable()?, self.object(path));
+        let removed =
+            self.block_on(ANSWER_PATIENCE * 2, async {
+                self.check_owner(&stores.keys).await?;
+                stores.objects.delete(name).await.map_err(|error| {
+                    io::Error::new(kind_of(error.kind() == DeleteErrorKind::NotFound), error)
+                })
+            });
+        let is_failure = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
+        *self.failed_at.lock() = removed.as_ref().is_err_and(is_failure).then(Instant::now);
+        removed
     }
 
     /// Returns an empty list, because no file has to be cleaned up: a crash leaves none, and JetStream removes old

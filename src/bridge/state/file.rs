@@ -53,6 +53,15 @@ pub(super) enum FileError {
     Unwritable(#[from] rmp_serde::encode::Error),
 }
 
+impl FileError {
+    /// Whether the file may be right, and only could not be read for now.
+    pub(super) fn may_pass(&self) -> bool {
+        // The data of an object with a wrong digest is invalid, and a directory is an invalid input.
+        let is_lasting = |kind| matches!(kind, io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput);
+        matches!(self, Self::Io(error) if !is_lasting(error.kind()))
+    }
+}
+
 /// Writer that computes the checksum of the written bytes. It fails if they exceed a bound.
 struct Checked<W> {
     inner: W,

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use kvatlas_client::publish::PublishedHolder;
 use kvatlas_telemetry::BridgeMetrics;
 
-use super::{KeptEngine, StateDirectory};
+use super::{KeptEngine, REFRESHED_AFTER, StateDirectory, engine_file};
 
 /// Minimum ratio of the whole time to the time spent on writing. A value of 20 means that writing takes at most a
 /// twentieth of the time.
@@ -31,34 +32,90 @@ pub(in super::super) struct Keeper {
     /// Number of changes in the file that was last written successfully.
     written: Arc<AtomicU64>,
     due_at: Instant,
+    /// Time at which the file is written again, even if nothing has changed; `None` if there is no file.
+    pub(super) refresh_at: Option<Instant>,
     writing: Option<JoinHandle<()>>,
+    /// Whether an earlier bridge's file may be there, but could not be read.
+    is_unread: bool,
+    /// Attempt to read an earlier bridge's file that could not be read. It returns whether the file is of use.
+    reading: Option<JoinHandle<bool>>,
     /// Time that the last writing took, in microseconds.
     took_us: Arc<AtomicU64>,
 }
 
 impl Keeper {
+    /// Makes the keeper of an engine's file. `is_of_earlier` says that the bridge has begun with the file of an earlier
+    /// bridge. That file may be old, so it is written again soon.
     pub(in super::super) fn new(
         directory: StateDirectory,
         holder: PublishedHolder,
         bytes_max: u64,
+        is_of_earlier: bool,
         metrics: Arc<BridgeMetrics>,
     ) -> Self {
+        let now = Instant::now();
         Self {
-            due_at: Instant::now() + directory.inner.interval,
+            due_at: now + directory.inner.interval,
+            refresh_at: is_of_earlier.then_some(now),
+            is_unread: directory.is_unread(&engine_file(&holder)),
             directory,
             holder,
             bytes_max,
             metrics,
             written: Arc::default(),
             writing: None,
+            reading: None,
             took_us: Arc::default(),
         }
     }
 
-    /// Returns the right to write. `None` if the file already contains all `changes` so far, if the next write has to
-    /// wait, or if another file is being written.
+    /// Whether an earlier bridge's file may be there, but could not be read. It must not be written over by less.
+    pub(in super::super) fn is_unread(&self) -> bool {
+        self.is_unread
+    }
+
+    /// Whether a file that could not be read is being read again.
+    #[cfg(test)]
+    pub(super) fn is_reading(&self) -> bool {
+        self.reading.is_some()
+    }
+
+    /// Allows that a file that could not be read is written over, because all of the engine's blocks are known.
+    pub(in super::super) fn write_over(&mut self) {
+        (self.is_unread, self.reading) = (false, None);
+        self.directory.write_over(&self.holder);
+    }
+
+    /// Returns whether a file that could not be read can be read by now, and is of use. Reads it on a thread that may block, and
+    /// tries again after a pause. `cache` is the text of the engine's settings.
+    pub(in super::super) fn is_readable(&mut self, cache: &str) -> bool {
+        match &mut self.reading {
+            Some(reading) => {
+                let Some(read) = reading.now_or_never() else {
+                    return false;
+                };
+                self.reading = None;
+                self.is_unread = self.directory.is_unread(&engine_file(&self.holder));
+                // A thread that has failed has logged that.
+                read.unwrap_or_default()
+            }
+            None if Instant::now() < self.due_at => false,
+            None => {
+                self.due_at = Instant::now() + self.directory.inner.interval;
+                let (directory, holder) = (self.directory.clone(), self.holder.clone());
+                let (cache, bytes_max) = (cache.to_owned(), self.bytes_max);
+                let read = move || directory.engine(&holder, &cache, bytes_max).is_some();
+                self.reading = Some(tokio::task::spawn_blocking(read));
+                false
+            }
+        }
+    }
+
+    /// Returns the right to write. `None` if the file already contains all `changes` so far, and is not old. Also
+    /// `None` if the next write has to wait, if another file is being written, or if the file is [unread](Self::is_unread).
     pub(in super::super) fn turn(&mut self, changes: u64) -> Option<WriteTurn> {
-        if self.contains(changes) || Instant::now() < self.due_at {
+        let is_kept = self.contains(changes) && !self.is_old();
+        if is_kept || self.is_unread() || Instant::now() < self.due_at {
             return None;
         }
         if self.writing.take_if(|writing| writing.is_finished()).is_some() {
@@ -75,7 +132,8 @@ impl Keeper {
     /// Waits for the right to write the last file; `None` if there is nothing to write.
     pub(in super::super) async fn last_turn(&mut self, changes: u64) -> Option<WriteTurn> {
         self.wait().await;
-        if self.contains(changes) {
+        let is_kept = self.contains(changes) && !self.is_old();
+        if is_kept || self.is_unread() {
             return None;
         }
         let permit = Arc::clone(&self.directory.inner.writing).acquire_owned().await;
@@ -86,6 +144,7 @@ impl Keeper {
     pub(in super::super) fn write(&mut self, turn: WriteTurn, changes: u64, kept: KeptEngine) {
         let begun = Instant::now();
         self.due_at = begun + self.directory.inner.interval;
+        self.refresh_at = Some(begun + REFRESHED_AFTER);
         let (directory, holder, bytes_max) = (self.directory.clone(), self.holder.clone(), self.bytes_max);
         let (took_us, written) = (Arc::clone(&self.took_us), Arc::clone(&self.written));
         let metrics = Arc::clone(&self.metrics);
@@ -102,6 +161,11 @@ impl Keeper {
     /// Returns whether the last written file contains all `changes` so far.
     fn contains(&self, changes: u64) -> bool {
         self.written.load(Ordering::Acquire) == changes
+    }
+
+    /// Whether the file has to be written again, although nothing may have changed.
+    fn is_old(&self) -> bool {
+        self.refresh_at.is_some_and(|at| at <= Instant::now())
     }
 
     /// Whether bridges share the file. The bridge that reports the engine to daemons writes it.

@@ -22,11 +22,13 @@ mod places;
 mod registered;
 mod shared;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -38,11 +40,11 @@ use kvatlas_engines::{SavedMirror, SavedTranslator};
 use kvatlas_process::registry::{BesideEvents, NewEngine};
 use kvatlas_process::storage::{DirectoryLock, Disk, LockError, Storage};
 use kvatlas_process::{BRIDGE, instance_name};
-use kvatlas_telemetry::{BridgeMetrics, LogGate};
+use kvatlas_telemetry::{BridgeMetrics, LogGate, log_gated};
 
 use super::continuity::Continuity;
 use bucket::Bucket;
-use file::{StateFileKind, read_file, write_file};
+use file::{FileError, StateFileKind, read_file, write_file};
 
 pub(super) use keeper::Keeper;
 pub use place::{PlaceError, StatePlace};
@@ -56,6 +58,9 @@ const ENGINE_SUFFIX: &str = ".engine";
 const TEMPORARY_PREFIX: &str = ".new-";
 /// Age after which an engine's file that was not written again is removed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Age after which the file of an engine that is followed is written again, although nothing has changed. So the file
+/// never looks forgotten.
+pub(super) const REFRESHED_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Default name of the bridge's set of files in JetStream, if neither the set nor a lease is named.
 const DEFAULT_SET: &str = "bridge";
 /// Maximum size that a name of a block takes in a file, in bytes, approximately.
@@ -96,7 +101,8 @@ pub(super) struct KeptEngine {
     pub(super) epoch: u64,
     /// The rank that the engine's batches name.
     pub(super) rank: Option<Rank>,
-    /// The topic of the engine's batches.
+    /// Place of the topic of the engine's batches in the format; `None` in files of this version. An engine may come
+    /// back under another topic while no bridge follows it.
     pub(super) topic: Option<Vec<u8>>,
     pub(super) continuity: Continuity,
     pub(super) blocks: SavedTranslator,
@@ -140,6 +146,8 @@ struct OpenDirectory {
     storage: Arc<dyn Storage>,
     /// Minimum time between two writes of one engine's file.
     interval: Duration,
+    /// Names of the files that may be there, but could not be read. They are not written over.
+    unread: Mutex<BTreeSet<String>>,
     /// Permit to write a file. Only one file is written at a time, because its content is in memory twice during the
     /// write.
     writing: Arc<Semaphore>,
@@ -171,7 +179,7 @@ impl StateDirectory {
             LockError::Unusable { path, source } => StateError::Unusable { path, source },
         })?;
         for left in storage.list(path).map_err(unusable)? {
-            if is_left_behind(&left) {
+            if name_of(&left).starts_with(TEMPORARY_PREFIX) {
                 // A file that cannot be removed takes room, and does no other harm.
                 let _ = storage.remove(&left);
             }
@@ -181,6 +189,7 @@ impl StateDirectory {
                 path: path.to_owned(),
                 storage,
                 interval,
+                unread: Mutex::default(),
                 writing: Arc::new(Semaphore::new(1)),
                 _lock: Some(lock),
                 shared: None,
@@ -216,6 +225,7 @@ impl StateDirectory {
                 path: bucket.path(),
                 storage: Arc::clone(&bucket) as Arc<dyn Storage>,
                 interval,
+                unread: Mutex::default(),
                 writing: Arc::new(Semaphore::new(1)),
                 _lock: None,
                 shared: Some(SharedRegistrations::new(bucket)),
@@ -261,9 +271,37 @@ impl StateDirectory {
         )
     }
 
+    /// Whether the file `name` may be there, but could not be read.
+    fn is_unread(&self, name: &str) -> bool {
+        self.inner.unread.lock().contains(name)
+    }
+
+    /// Allows that the file of an engine is written over, although it could not be read.
+    fn write_over(&self, holder: &PublishedHolder) {
+        self.inner.unread.lock().remove(&engine_file(holder));
+    }
+
+    /// Removes the files of engines that are not among the `followed` ones, and that were last written more than
+    /// [`FORGOTTEN_AFTER`] ago. Blocks the thread.
+    pub(super) fn remove_forgotten(&self, followed: &[PublishedHolder], metrics: &BridgeMetrics) {
+        let followed: BTreeSet<String> = followed.iter().map(engine_file).collect();
+        let listed = self.inner.storage.list(&self.inner.path).unwrap_or_default();
+        let is_meant = |path: &PathBuf| is_forgotten(path) && !followed.contains(name_of(path));
+        for path in listed.into_iter().filter(is_meant) {
+            let file = path.display();
+            match self.inner.storage.remove(&path) {
+                Ok(()) => {
+                    log_gated!(info "the file of an engine that was not followed for a week is removed"; %file)
+                }
+                Err(error) => metrics.state_failed(&file, &error),
+            }
+        }
+    }
+
     /// Removes the file of an engine that is no longer followed. Blocks the thread.
     pub(super) fn forget_engine(&self, holder: &PublishedHolder, metrics: &BridgeMetrics) {
         let path = self.inner.path.join(engine_file(holder));
+        self.write_over(holder);
         match self.inner.storage.remove(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 metrics.state_failed(&path.display(), &error);
@@ -272,11 +310,27 @@ impl StateDirectory {
         }
     }
 
-    /// Reads the value in a file; `None` if there is none. A value that cannot be read is also `None`, and is logged.
+    /// Reads the value in a file; `None` if there is none. A value that cannot be read is also `None`, and is logged. If
+    /// the file may be right nevertheless, it is not written over until it has been read.
     fn read<T: DeserializeOwned>(&self, name: &str, kind: StateFileKind, bytes_max: u64) -> Option<T> {
         let path = self.inner.path.join(name);
         let read = read_file(self.inner.storage.as_ref(), &path, kind, bytes_max);
-        read.inspect_err(|error| refused(&path, error)).ok().flatten()
+        let is_unread = read.as_ref().is_err_and(FileError::may_pass);
+        match is_unread {
+            true => self.inner.unread.lock().insert(name.to_owned()),
+            false => self.inner.unread.lock().remove(name),
+        };
+        match read {
+            Ok(value) => value,
+            Err(error) if is_unread => {
+                unread(&path, &error);
+                None
+            }
+            Err(error) => {
+                refused(&path, &error);
+                None
+            }
+        }
     }
 
     fn write<T: Serialize>(
@@ -288,6 +342,10 @@ impl StateDirectory {
         metrics: &BridgeMetrics,
     ) -> bool {
         let path = self.inner.path.join(name);
+        if self.is_unread(name) {
+            metrics.state_failed(&path.display(), &"the file that is there has not been read");
+            return false;
+        }
         let temporary = self.inner.path.join(format!("{TEMPORARY_PREFIX}{name}"));
         let storage = self.inner.storage.as_ref();
         let written = write_file(storage, &temporary, &path, kind, value, bytes_max);
@@ -321,17 +379,28 @@ fn engine_file(holder: &PublishedHolder) -> String {
     format!("{namespace}.{worker}.{rank}{ENGINE_SUFFIX}")
 }
 
-/// Whether a file was left by a crash, or is an engine's file that was last written more than [`FORGOTTEN_AFTER`] ago.
-fn is_left_behind(path: &Path) -> bool {
-    let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-        return false;
-    };
+/// Returns the name of the file at `path`; empty if it is no text.
+fn name_of(path: &Path) -> &str {
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default()
+}
+
+/// Whether a file is an engine's file that was last written more than [`FORGOTTEN_AFTER`] ago.
+fn is_forgotten(path: &Path) -> bool {
     let is_old = || {
         let written = path.metadata().and_then(|metadata| metadata.modified());
         let age = written.map(|written| SystemTime::now().duration_since(written).unwrap_or_default());
         age.is_ok_and(|age| age > FORGOTTEN_AFTER)
     };
-    name.starts_with(TEMPORARY_PREFIX) || name.ends_with(ENGINE_SUFFIX) && is_old()
+    name_of(path).ends_with(ENGINE_SUFFIX) && is_old()
+}
+
+fn unread(path: &Path, error: &dyn std::fmt::Display) {
+    if let Some(suppressed) = REFUSED_GATE.admit() {
+        let file = path.display();
+        tracing::warn!(%file, %error, suppressed, "what was kept cannot be read for now: begun without it, and not written over");
+    }
 }
 
 fn refused(path: &Path, error: &dyn std::fmt::Display) {

@@ -1,5 +1,8 @@
 //! File of the engines that were registered over HTTP.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use parking_lot::Mutex;
 
 use kvatlas_process::registry::GivenEngine;
@@ -18,6 +21,8 @@ pub(in super::super) struct Registered {
     directory: StateDirectory,
     /// List of registered engines that was written last.
     written: Mutex<Vec<GivenEngine>>,
+    /// Whether the file could not be read, or lacks the last change.
+    is_behind: AtomicBool,
 }
 
 impl Registered {
@@ -26,24 +31,46 @@ impl Registered {
     pub(in super::super) fn open(directory: StateDirectory) -> (Vec<GivenEngine>, Self) {
         let kept = directory.read(NAME, StateFileKind::Registered, BYTES_MAX);
         let engines: Vec<GivenEngine> = kept.unwrap_or_default();
-        let written = Mutex::new(engines.clone());
-        (engines, Self { directory, written })
+        let registered = Self {
+            written: Mutex::new(engines.clone()),
+            is_behind: directory.is_unread(NAME).into(),
+            directory,
+        };
+        (engines, registered)
+    }
+
+    /// Returns the registered engines in a file that could not be read before; `None` if there is no such file, or it still
+    /// cannot be read.
+    pub(in super::super) fn read_late(&self) -> Option<Vec<GivenEngine>> {
+        let is_unread = self.directory.is_unread(NAME);
+        let read = || self.directory.read(NAME, StateFileKind::Registered, BYTES_MAX);
+        is_unread.then(read).flatten()
     }
 
     /// Writes the list of registered engines that `current` returns, if it has changed. A client is told that its
-    /// engine is registered only after this. A failed write is logged and counted. The new registration is then lost
-    /// when the bridge ends, unless a later change writes the whole list.
+    /// engine is registered only after this. A failed write is logged and counted, and leaves the file
+    /// [behind](Self::is_behind).
     pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>, metrics: &BridgeMetrics) {
         // The lock is taken first, so that the last writer has the newest list.
         let mut written = self.written.lock();
         let engines = current();
-        let is_new = *written != engines;
-        if is_new
-            && self
+        let is_kept = *written == engines && !self.directory.is_unread(NAME)
+            || self
                 .directory
-                .write(NAME, StateFileKind::Registered, &engines, BYTES_MAX, metrics)
-        {
+                .write(NAME, StateFileKind::Registered, &engines, BYTES_MAX, metrics);
+        self.is_behind.store(!is_kept, Ordering::Release);
+        if is_kept {
             *written = engines;
         }
+    }
+
+    /// Whether the file has to be read or written again, because that failed.
+    pub(in super::super) fn is_behind(&self) -> bool {
+        self.is_behind.load(Ordering::Acquire)
+    }
+
+    /// Returns the pause before a failed write is tried again.
+    pub(in super::super) fn interval(&self) -> Duration {
+        self.directory.inner.interval
     }
 }

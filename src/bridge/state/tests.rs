@@ -57,12 +57,8 @@ fn write(directory: &StateDirectory, kept: &KeptEngine) -> bool {
 
 fn keeper_of(directory: &StateDirectory, rank: Rank) -> Keeper {
     let holder = PublishedHolder { rank, ..holder() };
-    Keeper::new(
-        directory.clone(),
-        holder,
-        BYTES_MAX,
-        Arc::new(BridgeMetrics::new()),
-    )
+    let metrics = Arc::new(BridgeMetrics::new());
+    Keeper::new(directory.clone(), holder, BYTES_MAX, false, metrics)
 }
 
 fn open(path: &Path) -> StateDirectory {
@@ -144,6 +140,115 @@ fn only_the_owner_may_read_files_and_those_that_are_being_written() {
     assert!(write(&directory, &kept("cache")));
     assert_eq!(modes.0.lock().as_slice(), [0o600], "while it is written");
     assert_eq!(mode_of(&path), 0o600);
+}
+
+/// Storage on the disk from which nothing can be read while the flag is set.
+#[derive(Debug, Default)]
+struct Unreadable(std::sync::atomic::AtomicBool);
+
+impl Unreadable {
+    fn set(&self, is_unreadable: bool) {
+        self.0.store(is_unreadable, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+impl Storage for Unreadable {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn io::Read>> {
+        match self.0.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Err(io::ErrorKind::PermissionDenied.into()),
+            false => Disk.open(path),
+        }
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
+        Disk.create(path)
+    }
+
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
+        Disk.create_private(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Disk.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Disk.remove(path)
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        Disk.list(directory)
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        Disk.create_directory(path)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        Disk.sync_directory(path)
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Arc::new(Unreadable::default());
+    let directory =
+        StateDirectory::open_on(folder.path(), Duration::ZERO, Arc::clone(&storage) as _).unwrap();
+    assert!(write(&directory, &kept("cache")));
+    let doubtful = KeptEngine {
+        epoch: 10,
+        ..kept("cache")
+    };
+    storage.set(true);
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
+    let mut keeper = keeper_of(&directory, 3);
+    assert!(!write(&directory, &doubtful) && keeper.turn(1).is_none());
+    assert!(keeper.last_turn(1).await.is_none());
+    let mut read_again = async || {
+        // The first call only begins to read.
+        assert!(!keeper.is_readable("cache") && keeper.turn(1).is_none());
+        while keeper.is_reading() {
+            if keeper.is_readable("cache") {
+                return true;
+            }
+            tokio::task::yield_now().await;
+        }
+        false
+    };
+    assert!(!read_again().await);
+    storage.set(false);
+    assert!(read_again().await);
+    let read = directory.engine(&holder(), "cache", BYTES_MAX).unwrap();
+    assert_eq!(read.epoch, 9);
+    assert!(write(&directory, &doubtful), "it has been read");
+    // All of the engine's blocks are known, so the file is of no use.
+    storage.set(true);
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
+    keeper.write_over();
+    assert!(write(&directory, &kept("cache")));
+}
+
+#[test]
+fn registered_engines_that_could_not_be_read_are_read_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Arc::new(Unreadable::default());
+    let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&storage) as _).unwrap();
+    let metrics = BridgeMetrics::new();
+    let engines = vec![given("gpu-0=tcp://a:1")];
+    Registered::open(directory.clone())
+        .1
+        .keep(|| engines.clone(), &metrics);
+    storage.set(true);
+    let (none, registered) = Registered::open(directory.clone());
+    assert!(none.is_empty() && registered.is_behind());
+    registered.keep(Vec::new, &metrics);
+    assert!(registered.read_late().is_none() && registered.is_behind());
+    storage.set(false);
+    assert_eq!(registered.read_late(), Some(engines.clone()));
+    registered.keep(|| engines.clone(), &metrics);
+    assert!(!registered.is_behind() && registered.read_late().is_none());
+    assert_eq!(Registered::open(directory).0, engines);
 }
 
 #[tokio::test]
@@ -251,7 +356,7 @@ fn a_file_that_cannot_be_written_leaves_the_one_before() {
 }
 
 #[test]
-fn a_directory_is_of_one_bridge_and_is_cleaned_by_the_next() {
+fn a_directory_is_of_one_bridge_and_is_cleaned() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path());
     let taken = StateDirectory::open(folder.path(), INTERVAL).unwrap_err();
@@ -265,14 +370,21 @@ fn a_directory_is_of_one_bridge_and_is_cleaned_by_the_next() {
     let file = |name: &str| folder.path().join(name);
     std::fs::write(file(".new-x.engine"), b"x").unwrap();
     std::fs::write(file("old.engine"), b"x").unwrap();
-    let old = std::fs::File::options()
-        .write(true)
-        .open(file("old.engine"))
-        .unwrap();
-    old.set_modified(SystemTime::now() - FORGOTTEN_AFTER * 2).unwrap();
+    let ages = |name: &str| {
+        let file = std::fs::File::options().write(true).open(file(name)).unwrap();
+        file.set_modified(SystemTime::now() - FORGOTTEN_AFTER * 2)
+            .unwrap();
+    };
+    ages("old.engine");
+    ages(&engine_file(&holder()));
     let directory = open(folder.path());
-    assert!(!file(".new-x.engine").exists() && !file("old.engine").exists());
+    assert!(!file(".new-x.engine").exists() && file("old.engine").exists());
+    // The engine of the other file is followed.
+    directory.remove_forgotten(&[holder()], &BridgeMetrics::new());
+    assert!(!file("old.engine").exists());
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_some());
+    directory.remove_forgotten(&[], &BridgeMetrics::new());
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
 }
 
 #[test]
@@ -316,6 +428,24 @@ async fn a_file_is_written_when_it_is_time_and_something_has_changed() {
     let mut keeper = keeper_of(&slow, 3);
     assert!(keeper.turn(1).is_none(), "it is not time");
     assert!(keeper.last_turn(1).await.is_some());
+}
+
+#[tokio::test]
+async fn an_unchanged_file_is_written_again_when_it_may_be_old() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = StateDirectory::open(folder.path(), Duration::ZERO).unwrap();
+    let metrics = || Arc::new(BridgeMetrics::new());
+    let taken_up = || Keeper::new(directory.clone(), holder(), BYTES_MAX, true, metrics());
+    // An earlier bridge has written the file, nobody knows when.
+    assert!(taken_up().last_turn(0).await.is_some());
+    let mut keeper = taken_up();
+    let turn = keeper.turn(0).unwrap();
+    keeper.write(turn, 0, kept("cache"));
+    assert!(keeper.last_turn(0).await.is_none());
+    assert!(keeper.turn(0).is_none(), "it is new");
+    keeper.refresh_at = Some(std::time::Instant::now());
+    assert!(keeper.turn(0).is_some(), "it is a day old");
+    assert!(keeper.last_turn(0).await.is_some());
 }
 
 #[tokio::test]

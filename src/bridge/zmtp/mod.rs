@@ -120,15 +120,17 @@ fn push_frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
     out.extend_from_slice(body);
 }
 
-/// Returns host and port of `tcp://HOST:PORT`, the host without brackets; `None` for any other text or for port 0.
+/// Returns host and port of `tcp://HOST:PORT`, the host without brackets; `None` for any other text or for port 0. An
+/// IPv6 address needs brackets.
 pub(super) fn split_endpoint(endpoint: &str) -> Option<(&str, u16)> {
     let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
-    let host = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(host);
+    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let port: u16 = port.parse().ok()?;
-    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:*%".contains(&byte);
+    let is_part = |byte: u8| {
+        let is_of_address = bracketed.is_some() && byte == b':';
+        byte.is_ascii_alphanumeric() || b"-_.*%".contains(&byte) || is_of_address
+    };
+    let host = bracketed.unwrap_or(host);
     let is_host = !host.is_empty() && host.bytes().all(is_part);
     (is_host && port > 0).then_some((host, port))
 }
@@ -152,6 +154,10 @@ mod tests {
             ("tcp://gpu-0.svc:5557", Some(("gpu-0.svc", 5557))),
             ("tcp://[::1]:5557", Some(("::1", 5557))),
             ("tcp://*:5557", Some(("*", 5557))),
+            ("tcp://[::ffff:192.0.2.2]:5557", Some(("::ffff:192.0.2.2", 5557))),
+            ("tcp://::ffff:192.0.2.2:5557", None),
+            ("tcp://::1:5557", None),
+            ("tcp://a:b:5557", None),
             ("tcp://a@b:5557", None),
             ("tcp://a/b:5557", None),
             ("tcp://:5557", None),

@@ -7,6 +7,7 @@ use kvatlas_client::unix_time_us;
 use kvatlas_process::broker::{Buffer, ConnectionNotice, connect_counted, follow_connection};
 use kvatlas_telemetry::labels::Connection;
 
+use super::member::MEMBER_MESSAGES_MIN;
 use super::shards::{ShardAsker, gathers_max};
 use super::source::{IndexHere, Shards, Source, SourceError};
 
@@ -38,7 +39,13 @@ async fn listener_source(shared: &Shared) -> Result<Arc<Source>, SourceError> {
             dialect_depth: shared.config.queries.dialect_depth,
         }))));
     }
-    let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);
+    // The replies of many shards come at once.
+    let messages_max = shared
+        .config
+        .events
+        .subscription_capacity
+        .max(MEMBER_MESSAGES_MIN);
+    let buffer = Buffer::of_messages(messages_max);
     let (shards, refused) = (shared.subjects.of_shards(), Arc::clone(&shared.missing_shards));
     let notice = move |notice: &ConnectionNotice| {
         if let ConnectionNotice::Refused(refusal) = notice {

@@ -66,11 +66,11 @@ pub struct Readiness {
     /// For each latch (precondition of serving): the last trouble with the connection that the latch waits for. `None`
     /// while that connection is up.
     troubles: Mutex<LatchTroubles>,
-    /// Function that returns what the NATS server refuses at the moment, with the latch that this keeps unset.
+    /// Function that returns the NATS server's refusals, and the latch that they concern; `None` if there is none.
     refusals: Mutex<Option<(Latch, RefusalSource)>>,
 }
 
-/// Function that returns refusals by the NATS server, in its words.
+/// Function that returns the refusals of a NATS server that last, in its words.
 type RefusalSource = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
 impl Readiness {
@@ -100,10 +100,10 @@ impl Readiness {
         self.connections.lock().push(Box::new(stands));
     }
 
-    /// Adds a source of refusals. While `words` returns any, reports show `latch` as unset and the refusals as reasons.
-    /// The latch itself does not change, so questions that come are still answered.
-    pub fn follow_refusals(&self, latch: Latch, words: impl Fn() -> Vec<String> + Send + Sync + 'static) {
-        *self.refusals.lock() = Some((latch, Box::new(words)));
+    /// Lets reports show `latch` as unset while a NATS server refuses what the latch waits for. The function `refusals`
+    /// returns the refusals that last, in the server's words. The reports show them as reasons.
+    pub fn follow_refusals(&self, latch: Latch, refusals: impl Fn() -> Vec<String> + Send + Sync + 'static) {
+        *self.refusals.lock() = Some((latch, Box::new(refusals)));
     }
 
     /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection is
@@ -149,14 +149,18 @@ impl Readiness {
 
     /// Returns the state of all latches (preconditions of serving) at one time.
     pub fn report(&self) -> ReadinessReport {
-        let report = ReadinessReport {
-            bits: self.bits(),
-            troubles: self.troubles.lock().clone(),
-            refusals: Vec::new(),
+        let refused = self.refusals.lock();
+        let (bits, refusals) = match &*refused {
+            Some((latch, refusals)) => match refusals() {
+                refusals if refusals.is_empty() => (self.bits(), refusals),
+                refusals => (self.bits() & !latch.bit(), refusals),
+            },
+            None => (self.bits(), Vec::new()),
         };
-        match &*self.refusals.lock() {
-            Some((latch, words)) => report.refused(*latch, words()),
-            None => report,
+        ReadinessReport {
+            bits,
+            troubles: self.troubles.lock().clone(),
+            refusals,
         }
     }
 }
@@ -171,19 +175,9 @@ pub struct ReadinessReport {
 }
 
 impl ReadinessReport {
-    /// Returns the report with the NATS server's `refusals`, which concern the precondition of `latch`. If there are
-    /// refusals, the report shows the latch as unset and the refusals as reasons.
-    #[must_use]
-    pub fn refused(self, latch: Latch, refusals: Vec<String>) -> Self {
-        let bits = match refusals.is_empty() {
-            true => self.bits,
-            false => self.bits & !latch.bit(),
-        };
-        Self {
-            bits,
-            refusals,
-            ..self
-        }
+    /// Whether a NATS server refuses something that a latch waits for.
+    pub fn has_refusals(&self) -> bool {
+        !self.refusals.is_empty()
     }
 
     /// Whether the daemon can serve: every latch (precondition of serving) is set, and the daemon is not draining.
@@ -314,20 +308,6 @@ mod tests {
     }
 
     #[test]
-    fn refusals_keep_a_latch_unset_while_there_are_any() {
-        let readiness = Readiness::new();
-        Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
-        let words = std::sync::Arc::new(Mutex::new(vec!["no".to_owned()]));
-        let told = std::sync::Arc::clone(&words);
-        readiness.follow_refusals(Latch::QueriesSubscribed, move || told.lock().clone());
-        assert!(!readiness.report().is_ready() && readiness.may_answer());
-        let reasons = readiness.report().reasons();
-        assert!(reasons.contains(&"NATS: no".to_owned()), "{reasons:?}");
-        words.lock().clear();
-        assert!(readiness.report().is_ready());
-    }
-
-    #[test]
     fn what_keeps_the_others_waiting_is_the_cause() {
         let readiness = Readiness::new();
         let awaited = || readiness.report().awaited();
@@ -390,6 +370,29 @@ mod tests {
         assert!(readiness.report().is_ready());
         readiness.clear(Latch::Settled);
         assert!(!readiness.may_answer());
+    }
+
+    #[test]
+    fn what_the_server_refuses_unsets_its_latch_while_it_lasts() {
+        use std::sync::Arc;
+
+        let readiness = Readiness::new();
+        Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
+        let refused = Arc::new(Mutex::new(vec!["no".to_owned()]));
+        let told = Arc::clone(&refused);
+        readiness.follow_refusals(Latch::EnginesFollowed, move || told.lock().clone());
+        let report = readiness.report();
+        assert!(!report.is_ready() && report.has_refusals());
+        assert_eq!(report.awaited(), Some(Latch::EnginesFollowed));
+        let reasons = report.reasons();
+        assert_eq!(
+            reasons.last().map(String::as_str),
+            Some("NATS: no"),
+            "{reasons:?}"
+        );
+        refused.lock().clear();
+        let report = readiness.report();
+        assert!(report.is_ready() && !report.has_refusals());
     }
 
     proptest! {

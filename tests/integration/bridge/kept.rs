@@ -12,7 +12,7 @@ use super::{Site, stored};
 use crate::support::http::HttpClient;
 use crate::support::jetstream::{broker_on_port, broker_on_store, servers};
 use crate::support::process::Process;
-use crate::support::{broker_on, eventually, lasting_port, server};
+use crate::support::{broker_on, eventually, lasting_port, reasons, server};
 
 const STATE: &str = "--state=nats:kept/a";
 
@@ -48,7 +48,7 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     let mut bridge = bridge(&site, &publishers, &[STATE]);
     let line = bridge.wait_for_line(|line| {
         let message = line["message"].as_str().unwrap_or_default();
-        message.starts_with("what was kept is of no use")
+        message.starts_with("what was kept cannot be read for now")
     });
     let error = line["error"].as_str().unwrap();
     assert!(
@@ -70,6 +70,80 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
         is_kept(&site, "a").await.then_some(())
     })
     .await;
+}
+
+/// JetStream comes back after the bridge has begun without it. The replay socket no longer has the engine's first batches,
+/// so the bridge must go on from the kept state, and not write over it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_goes_on_from_jetstream_that_comes_late() {
+    let Some(python) = python() else { return };
+    let (port, store) = (lasting_port(), tempfile::tempdir().unwrap());
+    let mut site = Site::at(broker_on_port(&server(), store.path(), port).await, &[]).await;
+    let spec = Spec {
+        buffer: 4,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    let first = bridge(&site, &publishers, &[STATE]);
+    for part in 0..8 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+        site.settles("gpu-0", u64::from(part) + 1, &[]).await;
+    }
+    let (code, log) = first.stop();
+    assert!(code == Some(0) && is_kept(&site, "a").await, "{log}");
+    drop(site.broker);
+    site.broker = broker_on(port).await;
+    let mut second = bridge(&site, &publishers, &[STATE]);
+    second.wait_for_line(|line| {
+        let message = line["message"].as_str().unwrap_or_default();
+        message.starts_with("what was kept cannot be read for now")
+    });
+    publishers.publish(0, &json!([stored(1, 8, 1)]));
+    eventually("the engine is in doubt", async || {
+        let holder = site.holder("gpu-0").await?;
+        reasons(&holder).contains(&"upstream_gap").then_some(())
+    })
+    .await;
+    drop(site.broker);
+    site.broker = broker_on_port(&server(), store.path(), port).await;
+    site.settles("gpu-0", 9, &[]).await;
+    assert_eq!(site.depth(1, "gpu-0").await, 9);
+}
+
+/// JetStream stops to answer, while NATS goes on. The bridge must end in good order nevertheless.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_ends_in_time_while_jetstream_does_not_answer() {
+    let Some(python) = python() else { return };
+    let (port, store) = (lasting_port(), tempfile::tempdir().unwrap());
+    let mut site = Site::at(broker_on_port(&server(), store.path(), port).await, &[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default(); 3]);
+    let more: Vec<String> = [1, 2]
+        .map(|engine| format!("--engine={}", publishers.flag(engine, &format!("gpu-{engine}"))))
+        .into();
+    let bridge = bridge(&site, &publishers, &[STATE, &more[0], &more[1]]);
+    for engine in 0..3 {
+        publishers.publish(engine, &json!([stored(1, 0, 1)]));
+        site.settles(&format!("gpu-{engine}"), 1, &[]).await;
+    }
+    eventually("its state is kept", async || {
+        is_kept(&site, "a").await.then_some(())
+    })
+    .await;
+    drop(site.broker);
+    site.broker = broker_on(port).await;
+    // Somebody takes the questions to JetStream, and answers none.
+    let hole = async_nats::connect(site.broker.url()).await.unwrap();
+    let mut swallowing = Vec::new();
+    for subject in ["$JS.>", "$KV.>", "$O.>"] {
+        swallowing.push(hole.subscribe(subject).await.unwrap());
+    }
+    hole.flush().await.unwrap();
+    for engine in 0..3 {
+        publishers.publish(engine, &json!([stored(1, 1, 1)]));
+        site.settles(&format!("gpu-{engine}"), 2, &[]).await;
+    }
+    let (code, log) = bridge.stop();
+    assert_eq!(code, Some(0), "{log}");
 }
 
 /// Waits until an engine of the set `a` is registered in JetStream.

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
 
 use kvatlas_core::wire::{QueryKey, SingleQuery};
 use rustix::process::Signal;
@@ -14,7 +15,7 @@ use super::python::{Publishers, Spec, python};
 use super::{Site, namespace, removed, stored, tokens};
 use crate::support::http::HttpClient;
 use crate::support::process::Process;
-use crate::support::{Client, eventually, http_get};
+use crate::support::{Client, broker_on, eventually, http_get, lasting_port};
 
 /// Value that [`Asking`] has in place of a number of blocks while this number changes: any answer is right.
 const ANY: u32 = u32::MAX;
@@ -199,6 +200,109 @@ async fn what_was_kept_of_another_process_is_refused() {
             (0, batches)
         );
     }
+}
+
+/// No bridge runs for longer than files of forgotten engines are kept. The replay socket no longer has the engine's first
+/// batches.
+#[tokio::test(flavor = "multi_thread")]
+async fn state_of_an_engine_that_was_idle_for_long_is_of_use() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let state = state_of(folder.path());
+    let site = Site::new(&[]).await;
+    let spec = Spec {
+        buffer: 4,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    let first = bridge(&site, &publishers, &[&state]);
+    publish_others(&mut publishers, 1, 1);
+    site.settles("gpu-0", 1, &[]).await;
+    for part in 1..10 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+        site.settles("gpu-0", u64::from(part) + 1, &[]).await;
+    }
+    let week = Duration::from_secs(7 * 24 * 3600);
+    let mut before = Some(first);
+    for _ in 0..2 {
+        let (code, log) = before.take().unwrap().stop();
+        assert_eq!(code, Some(0), "{log}");
+        let file = std::fs::File::options()
+            .write(true)
+            .open(engine_file(folder.path()))
+            .unwrap();
+        let written = file.metadata().unwrap().modified().unwrap();
+        assert!(
+            written.elapsed().unwrap_or_default() < week,
+            "each bridge writes it at its end"
+        );
+        file.set_modified(SystemTime::now() - week * 2).unwrap();
+        before = Some(bridge(&site, &publishers, &[&state]));
+        site.settles("gpu-0", 10, &[]).await;
+    }
+}
+
+/// An engine comes back as another process, with another topic, while no bridge runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_may_come_back_under_another_topic() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let state = state_of(folder.path());
+    let site = Site::new(&[]).await;
+    let spec = Spec {
+        framing: 4,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    publishers.publish_under(0, "kv-events", &json!([stored(1, 0, 2)]));
+    let first = bridge(&site, &publishers, &[&state]);
+    site.settles("gpu-0", 2, &[]).await;
+    first.stop();
+    publishers = publishers.restart(&python);
+    publishers.publish_under(0, "kv", &json!([stored(2, 0, 3)]));
+    let _second = bridge(&site, &publishers, &[&state]);
+    site.settles("gpu-0", 3, &[]).await;
+    publishers.publish_under(0, "kv", &json!([stored(2, 3, 1)]));
+    site.settles("gpu-0", 4, &[]).await;
+}
+
+/// The NATS server goes away. The bridge cannot tell daemons of the engine, and must not call it exact meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_nobody_is_told_of_is_not_called_exact() {
+    let Some(python) = python() else { return };
+    let port = lasting_port();
+    let mut site = Site::at(broker_on(port).await, &[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    let bridge = bridge(&site, &publishers, &[]);
+    site.settles("gpu-0", 2, &[]).await;
+    let mut admin = HttpClient::connect(bridge.admin_address()).await;
+    drop(site.broker);
+    publishers.publish(0, &json!([stored(1, 2, 1)]));
+    eventually("it is told as untold", async || {
+        let engines: Value = admin.get("/workers").await.json();
+        let engine = &engines["engines"][0];
+        let is_told = engine["last_error"] == "daemons are not told: NATS is away";
+        (is_told && engine["status"] == "degraded").then_some(())
+    })
+    .await;
+    let exact = async |admin: &mut HttpClient| {
+        let page = String::from_utf8(admin.get("/metrics").await.body).unwrap();
+        let name = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"} ";
+        page.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .map(str::to_owned)
+    };
+    eventually("the metric follows", async || {
+        (exact(&mut admin).await.as_deref() == Some("0")).then_some(())
+    })
+    .await;
+    site.broker = broker_on(port).await;
+    site.settles("gpu-0", 3, &[]).await;
+    eventually("it is exact again", async || {
+        (exact(&mut admin).await.as_deref() == Some("1")).then_some(())
+    })
+    .await;
 }
 
 /// The bridge has no usable state file, and the replay socket no longer has some of the engine's batches. The blocks in

@@ -1,12 +1,20 @@
 //! Start and end of a bridge: what it tells daemons, and when its process reports that it is ready.
 
-use serde_json::{Value, json};
+use std::time::Duration;
 
+use futures_util::StreamExt;
+use kvatlas_bridge::Bridge;
+use kvatlas_core::wire::{DegradedReasons, Event, EventBatch, WireLimits};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+
+use super::frames::{batch, subscriber};
 use super::python::{Publishers, Spec, python};
-use super::{Site, stored, tokens};
+use super::{Site, follow_text, options, stored, tokens};
 use crate::support::http::HttpClient;
 use crate::support::process::kvatlas;
-use crate::support::server;
+use crate::support::{PATIENCE, broker, server, subjects};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_that_is_stopped_says_so_at_once() {
@@ -31,6 +39,48 @@ async fn a_bridge_that_is_stopped_says_so_at_once() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(process.wait().unwrap().success());
     site.settles("gpu-1", 3, &["unverified", "upstream_lost"]).await;
+}
+
+/// An engine publishes one block again and again, so often that the bridge never looks. Daemons are told nothing new, and
+/// must get heartbeats nevertheless, for longer than one look gives them.
+#[tokio::test]
+async fn batches_without_news_are_signs_of_life() {
+    let broker = broker().await;
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let mut told = nats.subscribe(subjects().all_events()).await.unwrap();
+    nats.flush().await.unwrap();
+    let mut options = options();
+    options.publisher.heartbeat_interval = Duration::from_millis(50);
+    let look_ends_after = options.follow.poll_interval + Duration::from_secs(1);
+    let needed = 2 * look_ends_after.as_millis() / options.publisher.heartbeat_interval.as_millis();
+    let bridge = Bridge::new(subjects(), options);
+    bridge.start(&nats);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    follow_text(
+        &bridge,
+        &format!("gpu-0=tcp://{}", listener.local_addr().unwrap()),
+    );
+    let mut engine = subscriber(&listener).await;
+    let mut pace = tokio::time::interval(Duration::from_millis(20));
+    let (mut number, mut is_exact, mut heartbeats) = (0, false, 0);
+    let hearing = async {
+        while heartbeats < needed {
+            tokio::select! {
+                _ = pace.tick() => {
+                    engine.write_all(&batch(number, &stored(1, 0, 1))).await.unwrap();
+                    number += 1;
+                }
+                message = told.next() => {
+                    let message = message.unwrap();
+                    let events = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap().events;
+                    is_exact |= events.contains(&Event::Doubted(DegradedReasons::default()));
+                    heartbeats += u128::from(is_exact && events.is_empty());
+                }
+            }
+        }
+    };
+    let heard = tokio::time::timeout(PATIENCE, hearing).await;
+    heard.unwrap_or_else(|_| panic!("{heartbeats} of {needed} heartbeats"));
 }
 
 #[test]

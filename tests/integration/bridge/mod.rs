@@ -629,6 +629,13 @@ async fn engines_come_and_go_over_http() {
     (inner["endpoint"], inner["replay_endpoint"]) =
         (dynamo["endpoint"].clone(), json!("tcp://inner.example:1"));
     assert_eq!(http.post("/register", &inner).await.status, 403);
+    // No host can be read from these endpoints, so the bridge may not connect to them either.
+    for unreadable in ["tcp://::ffff:192.0.2.2:1", "tcp://fd00::1:1", "tcp://::1:1"] {
+        (inner["endpoint"], inner["replay_endpoint"]) = (json!(unreadable), Value::Null);
+        assert_eq!(http.post("/register", &inner).await.status, 400, "{unreadable}");
+        (inner["endpoint"], inner["replay_endpoint"]) = (dynamo["endpoint"].clone(), json!(unreadable));
+        assert_eq!(http.post("/register", &inner).await.status, 400, "{unreadable}");
+    }
     // Another model is registered at an address that is followed already.
     let mut reused = dynamo.clone();
     (reused["instance_id"], reused["model_name"]) = (json!(9), json!("other"));

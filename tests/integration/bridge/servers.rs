@@ -366,6 +366,52 @@ async fn an_engine_that_cannot_be_followed_is_told_with_the_flag_that_mends_it()
     assert_eq!(site.bridge.servers()[0].last_error, None);
 }
 
+/// A server that tells no block size names a socket on a host to which the bridge may not connect, not even to learn the
+/// block size.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_block_size_is_not_looked_for_elsewhere() {
+    let site = Site::new(&[]).await;
+    let sources = json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://192.0.2.1:5557"}});
+    let server = Server::start(Answers {
+        sources,
+        models: models("m"),
+        ..Answers::none()
+    })
+    .await;
+    follow(&site.bridge, &format!("gpu-0={}", server.url())).unwrap();
+    troubled(&site.bridge, "elsewhere", |error| {
+        error.contains("--register-hosts")
+    })
+    .await;
+}
+
+/// An engine has no replay socket, and its server tells no block size. The batch that tells the size must not be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_batch_that_tells_the_block_size_counts() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::without_replay(); 2]);
+    let server = Server::start(Answers::vllm(&publishers, &[0, 1])).await;
+    follow(&site.bridge, &format!("gpu-0={}", server.url())).unwrap();
+    (0..2).for_each(|rank| publishers.wait_for_subscriber(rank));
+    // The first batch tells no size, and the second rank has told nothing that does.
+    publishers.publish(1, &json!([["AllBlocksCleared"]]));
+    publishers.publish(0, &json!([["AllBlocksCleared"]]));
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    publishers.publish(0, &json!([stored(1, 2, 1)]));
+    publishers.publish(1, &json!([stored(1, 0, 1)]));
+    eventually("both ranks are exact", async || {
+        let mut holders = site.holders("gpu-0").await;
+        holders.sort_by_key(|holder| holder.rank);
+        let known: Vec<_> = holders
+            .iter()
+            .map(|holder| (holder.blocks, holder.exact))
+            .collect();
+        (known == [(3, true), (1, true)]).then_some(())
+    })
+    .await;
+}
+
 /// The bridge must ask an engine's server only after a new connection. While the engine stays connected, further
 /// batches cause no question.
 #[tokio::test(flavor = "multi_thread")]
