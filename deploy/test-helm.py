@@ -492,6 +492,8 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
         for container in template["spec"]["containers"]:
             listen = next(item["value"] for item in container["env"] if item["name"] == "KVATLAS_ADMIN_LISTEN")
             assert listen.startswith("127.0.0.1:" if is_loopback else "0.0.0.0:") or "listenAddress" in values, owner["metadata"]
+            told = [item["valueFrom"]["fieldRef"]["fieldPath"] for item in container["env"] if item["name"] == "KVATLAS_ADMIN_ADVERTISE"]
+            assert told == ["status.podIP"] * (not is_loopback), owner["metadata"]
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 assert ("exec" in container[probe]) == is_loopback and ("httpGet" in container[probe]) != is_loopback
     for policy in own_policies(items):
@@ -914,7 +916,7 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
             arguments = [re.sub(r"^--state=/.*", f"--state={folder}", word) for word in container["args"][1:]]
             # Of how to reach NATS there is no more to see than with a daemon.
             for item in (item for item in container["env"] if not item["name"].startswith("KVATLAS_NATS_")):
-                value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1|\[::\]):\d+$", "127.0.0.1:0", item["value"])
+                value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1|\[::\]):\d+$", "127.0.0.1:0", item.get("value", "made-up"))
                 if value.startswith("/"):
                     assert value.startswith(mounts), f"{value} is not in {mounts}"
                     value = secret.name

@@ -11,6 +11,7 @@ use kvatlas_daemon::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, ReadTokens, To
 use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
 use kvatlas_process::listener::ConnectionLimits;
+use kvatlas_process::presence::advertised;
 use kvatlas_process::present_bridge;
 use kvatlas_process::registry::EngineRegistry;
 use kvatlas_telemetry::{LogFormat, MetricsHandle, ProcessMetrics, install_shared, log_gated};
@@ -224,7 +225,8 @@ impl BridgeArguments {
         );
         let nats = connecting.await.map_err(Failure::failed)?;
         bridge.start(&nats);
-        let place = admin.as_ref().map(AdminServer::local_addr);
+        let host = config.admin.advertise.as_deref();
+        let place = admin.as_ref().map(|admin| advertised(host, admin.local_addr()));
         let presence = CancellationToken::new();
         let (until, refused) = (presence.clone(), bridge.refused_optional().clone());
         tokio::spawn(async move {

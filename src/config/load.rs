@@ -13,7 +13,12 @@ use super::{combinations, environment, file, print, suggest};
 const CLIENT_SECTIONS: [&str; 2] = ["nats", "subjects"];
 
 /// Keys of the settings that only a bridge reads, in addition to the settings that all clients read.
-const BRIDGE_SETTINGS: [&str; 3] = ["admin.listen", "http.listen", "http.token_file"];
+const BRIDGE_SETTINGS: [&str; 4] = [
+    "admin.listen",
+    "admin.advertise",
+    "http.listen",
+    "http.token_file",
+];
 
 /// Default address of a bridge's admin listener.
 const BRIDGE_ADMIN_LISTEN: &str = "127.0.0.1:9465";

@@ -119,8 +119,20 @@ pub struct About<'a> {
     pub prefix: &'a str,
     /// Shard whose workers the process follows; `None` if it follows all workers.
     pub shard: Option<String>,
-    /// Address of the process's admin listener, if there is one.
-    pub admin: Option<SocketAddr>,
+    /// Address at which others reach the process's admin listener, if there is one.
+    pub admin: Option<String>,
+}
+
+/// Returns the address that others are told of a listener: the host `advertise` with the listener's port, or else the
+/// address on which it listens. IPv6 addresses are in brackets.
+pub fn advertised(advertise: Option<&str>, listens: SocketAddr) -> String {
+    let Some(host) = advertise else {
+        return listens.to_string();
+    };
+    match host.parse() {
+        Ok(ip) => SocketAddr::new(ip, listens.port()).to_string(),
+        Err(_) => format!("{host}:{}", listens.port()),
+    }
 }
 
 impl About<'_> {
@@ -132,7 +144,7 @@ impl About<'_> {
             ("subjects_prefix", self.prefix.to_owned()),
         ]);
         metadata.extend(self.shard.map(|shard| ("shard", shard)));
-        metadata.extend(self.admin.map(|admin| ("admin", admin.to_string())));
+        metadata.extend(self.admin.map(|admin| ("admin", admin)));
         metadata
     }
 }
@@ -142,7 +154,7 @@ impl About<'_> {
 pub async fn present_bridge(
     client: Client,
     prefix: &str,
-    admin: Option<SocketAddr>,
+    admin: Option<String>,
     contract: Subjects,
     stop: CancellationToken,
     refused: &RefusedSubscriptions,
@@ -300,6 +312,20 @@ mod tests {
     use kvatlas_core::wire::ErrorCode;
 
     use super::*;
+
+    #[test]
+    fn an_advertised_ipv6_address_is_in_brackets() {
+        for (advertise, listens, told) in [
+            (Some("2001:db8::7"), "0.0.0.0:9000", "[2001:db8::7]:9000"),
+            (Some("[2001:db8::7]"), "0.0.0.0:9000", "[2001:db8::7]:9000"),
+            (Some("10.0.0.7"), "[::]:9000", "10.0.0.7:9000"),
+            (Some("kvatlas-0.llm"), "[::]:9000", "kvatlas-0.llm:9000"),
+            (None, "[::1]:9000", "[::1]:9000"),
+            (None, "127.0.0.1:9000", "127.0.0.1:9000"),
+        ] {
+            assert_eq!(advertised(advertise, listens.parse().unwrap()), told);
+        }
+    }
 
     #[test]
     fn requests_and_errors_are_counted_by_endpoint() {

@@ -55,7 +55,9 @@ async fn doctor(url: &str, more: &[&str]) -> (Option<i32>, Vec<Value>) {
 async fn daemons_are_found_and_tell_what_they_have_answered() {
     let broker = broker().await;
     let url = broker.url();
-    let one = daemon(url, &[]).await;
+    // As in a container, where it listens at all addresses and is told its own.
+    let settings = [("admin.listen", "0.0.0.0:0"), ("admin.advertise", "127.0.0.1")];
+    let one = daemon(url, &settings).await;
     let client = Client::connect(url).await;
     let mut publisher = client.publisher("gpu-0", 0);
     client
@@ -68,6 +70,8 @@ async fn daemons_are_found_and_tell_what_they_have_answered() {
     assert_eq!(pings[0]["version"], env!("CARGO_PKG_VERSION"));
     let metadata = pings[0]["metadata"].as_object().unwrap();
     assert_eq!(metadata["role"], "daemon");
+    let port = one.admin_address().unwrap().port();
+    assert_eq!(metadata["admin"], format!("127.0.0.1:{port}"));
     assert!(metadata.values().all(Value::is_string), "{metadata:?}");
     let id = pings[0]["id"].as_str().unwrap();
 

@@ -4,6 +4,7 @@
 mod bridges;
 mod commands;
 mod doctor;
+mod gateways;
 mod reports;
 
 use std::io::{Read, Write};

@@ -221,6 +221,11 @@ impl Subjects {
         }
     }
 
+    /// Whether `subject` is a subject of queries or of status requests.
+    pub fn is_of_requests(&self, subject: &str) -> bool {
+        subject.starts_with(&self.query) || subject.starts_with(&self.status)
+    }
+
     /// Whether `subject` is a subject of the contract under this prefix, or a pattern of such subjects.
     pub fn has(&self, subject: &str) -> bool {
         subject.starts_with(&self.root)
@@ -452,6 +457,13 @@ mod tests {
             Ok(namespace.clone())
         );
         assert!(subjects.parse_query(&shards.query(&namespace), 64).is_err());
+        assert!(
+            shards.is_of_requests(&shards.namespaces()) && shards.is_of_requests(&shards.query(&namespace))
+        );
+        assert!(
+            !shards.is_of_requests(&subjects.status(&namespace))
+                && !shards.is_of_requests(&shards.hint(&namespace))
+        );
         assert_eq!(subjects.roster("kvatlas"), "site-1.v1.roster.kvatlas");
         assert_eq!(subjects.admin(AdminCommand::Drain), "site-1.v1.admin.drain");
         assert_eq!(

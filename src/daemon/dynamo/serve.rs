@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use kvatlas_process::admin::Latch;
 use kvatlas_process::broker::{Buffer, ConnectionNotice, RefusedSubscriptions, connect_counted};
 use kvatlas_process::instance_name;
 use kvatlas_process::listener::{Acceptor, ConnectionLimits, Place};
+use kvatlas_process::presence::advertised;
 use kvatlas_telemetry::labels::{Connection, DynamoOutcome};
 use kvatlas_telemetry::{
     DynamoConnectionMetrics, DynamoMetrics, LogGate, QueryErrorMetrics, QueryMetricsByNamespace,
@@ -396,7 +397,8 @@ async fn listen(
     stage: &Stage,
 ) -> Result<String, StartError> {
     let (listener, local_addr) = bind(address, "for Dynamo's routers").await?;
-    let told = advertised(config.advertise.as_deref(), address.ip(), local_addr.port());
+    let listens = SocketAddr::new(address.ip(), local_addr.port());
+    let told = advertised(config.advertise.as_deref(), listens);
     let acceptor = Acceptor {
         name: "dynamo",
         limits: ConnectionLimits {
@@ -415,18 +417,6 @@ async fn listen(
     let serve = move |stream, _, place| serve_connection(stream, place, Arc::clone(&service));
     stage.tasks.spawn(acceptor.accept(listener, serve));
     Ok(told)
-}
-
-/// Returns the address that routers get from discovery: the host `advertise`, or else the address of the listener. IPv6
-/// addresses are in brackets.
-fn advertised(advertise: Option<&str>, listens: IpAddr, port: u16) -> String {
-    let Some(host) = advertise else {
-        return SocketAddr::new(listens, port).to_string();
-    };
-    match host.parse() {
-        Ok(ip) => SocketAddr::new(ip, port).to_string(),
-        Err(_) => format!("{host}:{port}"),
-    }
 }
 
 /// Serves a connection until the connection ends, breaks a limit, or gives way to a new one (is displaced). After the
@@ -513,24 +503,5 @@ async fn skip(stream: &mut TcpStream, bytes: u64) -> io::Result<()> {
     match skipped.await? == bytes {
         true => Ok(()),
         false => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_advertised_ipv6_address_is_in_brackets() {
-        for (advertise, listens, told) in [
-            (Some("2001:db8::7"), "0.0.0.0", "[2001:db8::7]:9000"),
-            (Some("[2001:db8::7]"), "0.0.0.0", "[2001:db8::7]:9000"),
-            (Some("10.0.0.7"), "::", "10.0.0.7:9000"),
-            (Some("kvatlas-0.llm"), "::", "kvatlas-0.llm:9000"),
-            (None, "::1", "[::1]:9000"),
-            (None, "127.0.0.1", "127.0.0.1:9000"),
-        ] {
-            assert_eq!(advertised(advertise, listens.parse().unwrap(), 9000), told);
-        }
     }
 }

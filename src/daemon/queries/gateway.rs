@@ -5,6 +5,7 @@
 //! - A reply that lacks shards names them.
 //! - Gateways have no state. Any number of them share the requests by queue group.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -106,9 +107,11 @@ impl Gateway {
             return Ok(());
         };
         subscribed();
+        let mut rights = pin!(self.parts.asker.try_rights());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
+                () = &mut rights => {}
                 request = requests.next() => match request? {
                     NextRequest::Request(asked, message) => self.serve(asked, message).await,
                     NextRequest::Rejoined => subscribed(),

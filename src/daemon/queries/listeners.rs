@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::shared::Shared;
-use kvatlas_process::broker::{Buffer, connect_counted, follow_connection};
+use kvatlas_client::unix_time_us;
+use kvatlas_process::broker::{Buffer, ConnectionNotice, connect_counted, follow_connection};
 use kvatlas_telemetry::labels::Connection;
 
 use super::member::MEMBER_MESSAGES_MIN;
@@ -45,7 +46,13 @@ async fn listener_source(shared: &Shared) -> Result<Arc<Source>, SourceError> {
         .subscription_capacity
         .max(MEMBER_MESSAGES_MIN);
     let buffer = Buffer::of_messages(messages_max);
-    let client = connect_counted(&shared.nats, Connection::Queries, "listeners", buffer, |_| {}).await?;
+    let (shards, refused) = (shared.subjects.of_shards(), Arc::clone(&shared.missing_shards));
+    let notice = move |notice: &ConnectionNotice| {
+        if let ConnectionNotice::Refused(refusal) = notice {
+            refused.note_refused(&shards, refusal, unix_time_us());
+        }
+    };
+    let client = connect_counted(&shared.nats, Connection::Queries, "listeners", buffer, notice).await?;
     follow_connection(&shared.readiness, &client);
     let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
     let missing = Arc::clone(&shared.missing_shards);

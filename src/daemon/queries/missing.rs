@@ -7,11 +7,14 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use kvatlas_core::wire::{Gathered, NamespaceName};
+use kvatlas_client::{Refusal, Refused};
+use kvatlas_core::wire::{Gathered, NamespaceName, Subjects};
 
 /// Time in microseconds after which a shard no longer counts as missing, measured from the last answer that lacked the
 /// shard. An outage ends as long after the last request without an answer.
 const FORGOTTEN_AFTER_US: u64 = 60_000_000;
+/// Time in microseconds for which a refused request counts. While one counts, the gateway asks again at shorter intervals.
+const REFUSED_FOR_US: u64 = 10_000_000;
 /// Maximum number of remembered refusals. A bound is needed because clients choose the names of namespaces, and each
 /// shard may refuse to answer about each name.
 const REFUSALS_MAX: usize = 64;
@@ -62,6 +65,8 @@ struct Known {
     /// Refusals by namespace and shard, at most [`REFUSALS_MAX`].
     refusing: BTreeMap<(NamespaceName, u32), MissingShard>,
     outage: Option<ShardOutage>,
+    /// Text of the NATS server's last refusal of a request to the shards, with its time in microseconds.
+    refused: Option<(String, u64)>,
 }
 
 impl MissingShards {
@@ -78,7 +83,7 @@ impl MissingShards {
         now_us: u64,
     ) {
         let mut known = self.0.lock();
-        known.outage = None;
+        (known.outage, known.refused) = (None, None);
         let Known { silent, refusing, .. } = &mut *known;
         let is_silent = |shard: &u32| gathered.missing.contains(shard) && !refused.contains_key(shard);
         silent.retain(|shard, _| is_silent(shard));
@@ -129,6 +134,25 @@ impl MissingShards {
         });
     }
 
+    /// Notes what the NATS server refuses, if it refuses a request on the subjects of `shards`. `now_us` is in
+    /// microseconds since the Unix epoch.
+    pub(super) fn note_refused(&self, shards: &Subjects, refusal: &Refusal, now_us: u64) {
+        if let Refused::Message(subject) = &refusal.refused
+            && shards.is_of_requests(subject)
+        {
+            self.0.lock().refused = Some((refusal.words.clone(), now_us));
+        }
+    }
+
+    /// Returns the words in which the NATS server has lately refused a request to the shards; `None` if it has not, or
+    /// if a shard has answered since.
+    pub(super) fn refused(&self, now_us: u64) -> Option<String> {
+        let known = self.0.lock();
+        let refused = known.refused.as_ref();
+        let lately = refused.filter(|(_, last_us)| now_us.saturating_sub(*last_us) < REFUSED_FOR_US);
+        lately.map(|(words, _)| words.clone())
+    }
+
     /// Returns the outage at `now_us`, in microseconds since the Unix epoch; `None` if some shard answers, or if nobody
     /// has asked lately.
     pub(crate) fn outage(&self, now_us: u64) -> Option<ShardOutage> {
@@ -172,6 +196,25 @@ mod tests {
             shards: 3,
             missing: missing.to_vec(),
         }
+    }
+
+    #[test]
+    fn a_refused_request_counts_for_some_seconds_or_until_a_shard_answers() {
+        let missing = MissingShards::default();
+        let subjects = Subjects::new("kvatlas").unwrap();
+        let note = |subject: &str, now_us| {
+            let words = format!(r#"Permissions Violation for Publish to "{subject}""#);
+            missing.note_refused(&subjects.of_shards(), &Refusal::parse(&words).unwrap(), now_us);
+        };
+        note("kvatlas.v1.hint.llama", 10);
+        note("_INBOX.1", 10);
+        assert_eq!(missing.refused(10), None);
+        note("kvatlas.v1.shards.query.llama", 10);
+        assert!(missing.refused(11).unwrap().contains("shards.query.llama"));
+        assert_eq!(missing.refused(10 + REFUSED_FOR_US), None);
+        note("kvatlas.v1.shards.status.~all", 20);
+        missing.note(&name("n"), &gathered(&[]), &BTreeMap::new(), 30);
+        assert_eq!(missing.refused(30), None);
     }
 
     #[test]

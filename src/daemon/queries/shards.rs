@@ -31,6 +31,9 @@ pub(super) fn gathers_max(config: &Config) -> usize {
     config.gateway.max_gathers.div_ceil(connections)
 }
 
+/// Interval between two tries of [`ShardAsker::try_rights`]. A refusal counts for longer.
+const TRY_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Asker that sends requests to all shards, on one connection.
 pub(crate) struct ShardAsker {
     gatherer: Gatherer,
@@ -210,6 +213,21 @@ impl ShardAsker {
         Ok((taken, gathered))
     }
 
+    /// Asks the shards for their namespaces, so that the gateway learns whether it may ask them. Asks again while it is
+    /// not known whether the server lets it, and while the server refuses. Never returns.
+    pub(super) async fn try_rights(&self) {
+        let mut turns = tokio::time::interval(TRY_INTERVAL);
+        let mut is_let = false;
+        loop {
+            turns.tick().await;
+            if is_let && self.missing.refused(unix_time_us()).is_none() {
+                continue;
+            }
+            let asked = self.reports.namespaces(self.deadline).await;
+            is_let = matches!(asked, Ok(_) | Err(ClientError::NoDaemon { .. }));
+        }
+    }
+
     fn check_size(&self, payload: &Bytes) -> Result<(), WireError> {
         let (bytes, bytes_max) = (payload.len(), self.gatherer.request_bytes_max());
         if bytes <= bytes_max {
@@ -318,7 +336,12 @@ impl ShardAsker {
         {
             self.missing.note_outage(&words, unix_time_us());
         }
-        let text = format!("no shard answered the gateway: {words}; ask again, or start the shards");
+        let text = match self.missing.refused(unix_time_us()) {
+            Some(refusal) => format!(
+                "the NATS server does not let the gateway ask the shards: {refusal}; give its user the rights of a gateway"
+            ),
+            None => format!("no shard answered the gateway: {words}; ask again, or start the shards"),
+        };
         WireError::new(ErrorCode::Unavailable, text)
     }
 }

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::outcomes::start_outcomes;
 use crate::shared::{Shared, Stage};
+use kvatlas_client::unix_time_us;
 use kvatlas_config::Config;
 use kvatlas_core::wire::WireLimits;
 use kvatlas_process::admin::Latch;
@@ -25,7 +26,7 @@ use super::settle::Settling;
 use super::shards::gathers_max;
 use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 use kvatlas_process::instance_name;
-use kvatlas_process::presence::{About, Presence, Served};
+use kvatlas_process::presence::{About, Presence, Served, advertised};
 
 /// Maximum number of messages that wait on the connection on which replicas compare the holders that they know. A small
 /// number suffices, because the client library passes each reply to its request immediately.
@@ -137,6 +138,11 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
     for latch in [Latch::EventsSubscribed, Latch::CaughtUp, Latch::Settled] {
         shared.readiness.set(latch);
     }
+    let missing = Arc::clone(&shared.missing_shards);
+    let refused = move || missing.refused(unix_time_us()).into_iter().collect();
+    shared
+        .readiness
+        .follow_refusals(Latch::QueriesSubscribed, refused);
     let config = &shared.config;
     let settings = GatewaySettings {
         deadline: config.gateway.deadline,
@@ -195,7 +201,10 @@ async fn spawn_presence(
         role: shared.config.gateway.role(),
         prefix: &shared.config.subjects.prefix,
         shard: served.shard().map(|shard| shard.to_string()),
-        admin: shared.admin_address,
+        admin: shared.admin_address.map(|listens| {
+            let host = shared.config.admin.advertise.as_deref();
+            advertised(host, listens)
+        }),
     };
     let [queries, statuses] = served.subscriptions();
     let taken = Served {

@@ -16,12 +16,16 @@ use tokio_util::task::TaskTracker;
 
 use super::member::MEMBER_MESSAGES_MIN;
 use crate::shared::{Shared, Stage};
+use kvatlas_client::unix_time_us;
 use kvatlas_config::NatsConfig;
+use kvatlas_core::wire::Subjects;
 use kvatlas_process::admin::{Latch, Readiness};
 use kvatlas_process::broker::{
     Buffer, ConnectError, ConnectionNotice, Intake, RefusedSubscriptions, SubscribeError, connect_counted,
 };
 use kvatlas_telemetry::labels::Connection;
+
+use super::missing::MissingShards;
 
 /// Connection that serves requests.
 pub(super) struct Connected {
@@ -56,6 +60,10 @@ pub(super) struct Connector {
     role: String,
     messages_max: usize,
     bytes_max: usize,
+    /// Subjects on which a gateway asks the shards.
+    shards: Subjects,
+    /// Record for requests to the shards that the server refuses.
+    missing: Arc<MissingShards>,
 }
 
 impl Connector {
@@ -73,6 +81,8 @@ impl Connector {
                 .subscription_capacity
                 .max(MEMBER_MESSAGES_MIN),
             bytes_max: shared.config.events.subscription_bytes,
+            shards: shared.subjects.of_shards(),
+            missing: Arc::clone(&shared.missing_shards),
         }
     }
 
@@ -98,6 +108,7 @@ impl Connector {
         let latch = Latch::QueriesSubscribed;
         let refused = RefusedSubscriptions::default();
         let counted = refused.clone();
+        let (shards, missing) = (self.shards.clone(), Arc::clone(&self.missing));
         let notice = move |notice: &ConnectionNotice| match notice {
             ConnectionNotice::Connected => {
                 lame.send_replace(false);
@@ -106,6 +117,7 @@ impl Connector {
             ConnectionNotice::Error(text) => readiness.set_trouble(latch, Some(text.clone())),
             ConnectionNotice::Refused(refusal) => {
                 counted.note(notice);
+                missing.note_refused(&shards, refusal, unix_time_us());
                 readiness.set_trouble(latch, Some(refusal.to_string()));
                 if refusal.is_subscription_to(&subscriptions) {
                     readiness.clear(latch);

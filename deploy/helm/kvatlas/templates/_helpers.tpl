@@ -251,9 +251,14 @@ nats://{{ include "kvatlas.natsName" . }}:4222
 {{ uniq $ports | toJson }}
 {{- end -}}
 
-{{/* Where the admin listener listens. */}}
-{{- define "kvatlas.adminListen" -}}
-{{ printf "%s:%v" (ternary .Values.listenAddress "127.0.0.1" (eq .Values.admin.bind "pod")) .Values.admin.port | quote }}
+{{/* Where the admin listener listens, and at which address kvatlas doctor finds it. */}}
+{{- define "kvatlas.adminEnv" -}}
+- name: KVATLAS_ADMIN_LISTEN
+  value: {{ printf "%s:%v" (ternary .Values.listenAddress "127.0.0.1" (eq .Values.admin.bind "pod")) .Values.admin.port | quote }}
+{{- if eq .Values.admin.bind "pod" }}
+- name: KVATLAS_ADMIN_ADVERTISE
+  valueFrom: { fieldRef: { fieldPath: status.podIP } }
+{{- end }}
 {{- end -}}
 
 {{/* Probes, by request or by command. */}}
@@ -481,8 +486,7 @@ priorityClassName: {{ . }}
 
 {{- define "kvatlas.bridgeEnv" -}}
 {{ include "kvatlas.natsEnv" (include "kvatlas.natsOf" (dict "root" . "own" .Values.bridge) | fromJson | merge (dict "root" .)) | trim }}
-- name: KVATLAS_ADMIN_LISTEN
-  value: {{ include "kvatlas.adminListen" . }}
+{{ include "kvatlas.adminEnv" . }}
 {{- if .Values.bridge.http.enabled }}
 - name: KVATLAS_HTTP_LISTEN
   value: {{ printf "%s:%v" .Values.listenAddress .Values.bridge.http.port | quote }}
