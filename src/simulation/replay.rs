@@ -275,8 +275,9 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Returns the daemon's replies about these chains. Call it when all events have been applied. On a busy machine,
-    /// the daemon may still be behind, or unable to answer. Then it is asked again.
+    /// Returns the daemon's answer about these chains. Call it when all events have been applied. On a busy machine, a
+    /// reply may still say that the daemon is behind. Then the daemon is asked again. A refusal is final: another
+    /// replica's reply could hide it.
     async fn settled(
         &self,
         batch: &[&[SequenceHash]],
@@ -293,8 +294,7 @@ impl<'session> Replay<'session> {
             };
             let is_momentary = match &answer {
                 DaemonAnswer::Reply(results) => results.iter().any(is_behind),
-                DaemonAnswer::UnknownNamespace => false,
-                DaemonAnswer::Unavailable => true,
+                DaemonAnswer::UnknownNamespace | DaemonAnswer::Unavailable => false,
             };
             if !is_momentary || asked_first.elapsed() >= PROGRESS_PATIENCE {
                 return Ok(answer);
