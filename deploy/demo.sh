@@ -6,5 +6,4 @@ set -eu
 cd "$(dirname "$0")/.."
 deploy/setup.sh
 # Not quiet: the first build takes minutes.
-cargo build --locked --profile demo --no-default-features --bin kvatlas
-exec target/demo/kvatlas demo "$@"
+exec cargo run --locked --profile demo --no-default-features --bin kvatlas -- demo "$@"

@@ -143,6 +143,13 @@ def publish(stack: Stack, worker: str, *options: str) -> None:
         raise SystemExit(f"{command}: {said.stderr}")
 
 
+def command(stack: Stack, *words: str) -> None:
+    """Carries out what the doctor advises."""
+    said = run(stack, *words)
+    if said.returncode != 0:
+        raise SystemExit(f"kvatlas {' '.join(words)}: {said.stdout}{said.stderr}")
+
+
 def say_goodbye(stack: Stack, worker: str, *options: str) -> None:
     run(stack, "publish", "--namespace", "demo", "--worker", worker, *options, text='{"type":"goodbye"}\n')
 
@@ -222,9 +229,9 @@ def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
         ),
         Fault(
             "A worker falls silent",
-            "The worker `silent` publishes one batch, and no heartbeat after it.",
+            "The worker `silent` publishes one batch, and no heartbeat after it. What mends it is what the doctor says: `kvatlas admin forget demo silent 0`.",
             "KvatlasHoldersStale", {"namespace": "demo"}, r"silent",
-            lambda stack: publish(stack, "silent"), lambda stack: say_goodbye(stack, "silent"),
+            lambda stack: publish(stack, "silent"), lambda stack: command(stack, "admin", "forget", "demo", "silent", "0"),
             r"holder silent/0 of demo: .*stale.* since .*mend: .*kvatlas admin forget demo silent 0", r"silent/0 .*stale.* since ",
             r"stale silent/0 of demo", also=DOUBT,
         ),

@@ -80,14 +80,14 @@ echo "== the Debian package"
 package=$(one "$made"/kvatlas_*.deb)
 if command -v lintian >/dev/null; then lintian --fail-on error "$package"; else skip "there is no lintian: apt-get install lintian"; fi
 if [ "$(id -u)" != 0 ] || ! command -v debootstrap >/dev/null; then
-    skip "the package was not installed: that needs root and debootstrap"
+    skip "the package was not installed, and the container file not built: that needs root and debootstrap"
     exit 0
 fi
 # shellcheck disable=SC2016
 mirror=$(apt-get indextargets --format '$(SITE)' | head -n 1)
 debootstrap --variant=minbase bookworm "$debian" "$mirror" >"$work/debootstrap.log" 2>&1 || {
     tail -n 5 "$work/debootstrap.log" >&2
-    skip "no Debian could be made by debootstrap"
+    skip "no Debian could be made by debootstrap: the package was not installed, and the container file not built"
     exit 0
 }
 cp "$package" "$debian/kvatlas.deb"
@@ -106,6 +106,7 @@ inside dpkg --install /kvatlas.deb >/dev/null
 grep -q '# kept' "$debian/etc/kvatlas/kvatlas.toml"
 inside apt-get remove -y -q kvatlas >/dev/null
 [ -f "$debian/etc/kvatlas/kvatlas.toml" ] && [ ! -e "$debian/usr/bin/kvatlas" ]
+echo 'KVATLAS_NATS_PASSWORD=x' >"$debian/etc/kvatlas/bridge.env"
 inside apt-get purge -y -q kvatlas >/dev/null
 [ ! -e "$debian/etc/kvatlas" ]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 GIB = 1 << 30
@@ -88,6 +89,24 @@ class Assumptions:
     }
 
 
+# The least and the greatest value of each assumption.
+BOUNDS = {
+    "gpus_per_worker": (1, 1_000),
+    "blocks_per_worker": (1, 1e9),
+    "block_tokens": (1, 65_536),
+    "requests": (0, 1e6),
+    "prompt_tokens": (1, 1e9),
+    "cached": (0, 1),
+    "answer_tokens": (0, 1e9),
+    "batches": (0.001, 1e6),
+    "holders": (0, 1e6),
+    "replicas": (1, 1_000),
+    "query_cores": (1, 1_000),
+    "utilisation": (0.01, 1),
+    "memory_gib": (0.001, 1e6),
+}
+
+
 @dataclass(frozen=True)
 class Size:
     """What a fleet of so many GPUs needs."""
@@ -134,7 +153,7 @@ def wait_p99(per_second: float, service_us: float, arrivals: int = 100_000, seed
 
 def apply_us(assumed: Assumptions) -> float:
     """µs of a core to receive and apply one batch."""
-    return measured("apply_batch") + measured("apply_block") * 2 * changed_blocks(assumed) / assumed.batches
+    return measured("apply_batch") + measured("apply_block") * 2 * changed_blocks(assumed) / max(assumed.batches, 1 / HEARTBEAT_SECONDS)
 
 
 def shards_of(cell_batches: float, cell_index_gib: float, assumed: Assumptions) -> int:
@@ -150,7 +169,8 @@ def size(gpus: int, assumed: Assumptions) -> Size:
     blocks = workers * assumed.blocks_per_worker
     index_gib = blocks * measured("index_block") / GIB
     changed = workers * changed_blocks(assumed)
-    batches = workers * (assumed.batches + 1 / HEARTBEAT_SECONDS)
+    # A heartbeat comes only after so long without a batch.
+    batches = workers * max(assumed.batches, 1 / HEARTBEAT_SECONDS)
     queries = workers * assumed.requests
     cells = max(1, math.ceil(batches * measured("pass_over") / 1e6 / assumed.utilisation))
     shards = shards_of(batches / cells, index_gib / cells, assumed)
@@ -163,7 +183,8 @@ def size(gpus: int, assumed: Assumptions) -> Size:
     event_bytes = batches * measured("message") + changed * (measured("stored_block") + measured("removed_block"))
     asked = assumed.prompt_tokens / assumed.block_tokens * measured("asked_block") + measured("message")
     answered = assumed.holders * measured("answered_holder") + measured("message")
-    messages = batches * (1 + shards * replicas) + queries * 2 * (1 + shards * cells)
+    # A query comes in once, goes to a replica of each shard of each cell, and each reply comes in and goes out.
+    messages = batches * (1 + shards * replicas) + queries * (1 + 3 * shards * cells)
     receive_share = batches / cells * measured("pass_over") / 1e6
     base = measured("query_p99" if max(receive_share, query_load / replicas) < QUIET else "query_p99_busy")
     waits = wait_p99(queries / replicas / assumed.query_cores, measured("query"))
@@ -240,14 +261,27 @@ def report(sizes: list[Size], assumed: Assumptions) -> str:
     return "\n".join(lines)
 
 
+def within(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
+    """What reads a number between two bounds from the command line."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"write a number from {least:g} to {most:g}, not {text}")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
 def main() -> None:
     """Prints what the fleets need."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, nargs="+", default=[10, 1_000, 100_000], help="fleets, by their GPUs")
+    parser.add_argument("--gpus", type=within(int, 1, 1e9), nargs="+", default=[10, 1_000, 100_000], help="fleets, by their GPUs")
     defaults = Assumptions()
     for name, what in Assumptions.HELP.items():
         default = getattr(defaults, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{what} (%(default)s)")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=within(type(default), *BOUNDS[name]), default=default, help=f"{what} (%(default)s)")
     arguments = vars(parser.parse_args())
     gpus = arguments.pop("gpus")
     assumed = Assumptions(**arguments)

@@ -99,6 +99,7 @@ def build(image: Image, directory: Path) -> Path:
 def run(image: Image, root: Path, state: Path) -> None:
     service = {
         "image": "kvatlas:test",
+        "build": {"context": str(ROOT), "dockerfile": "deploy/container/Dockerfile"},
         "command": image.command,
         "user": image.user,
         "read_only": True,

@@ -144,4 +144,5 @@ check_advisories
 "$python" deploy/test-reload.py
 "$python" deploy/test-helm.py
 check_as_processes "the steps of the container's file" deploy/test-container.py
+check_as_processes "the guide to systemd" deploy/test-systemd.py
 check_as_processes "the deployment of deploy/compose" deploy/test-monitoring.py

@@ -25,9 +25,11 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -92,7 +94,7 @@ DIMENSIONS: list[list[Values]] = [
             "dynamo": {"enabled": True, "service": {"annotations": {"a": "b"}}},
             "config": {"dynamo": {"components": "dynamo.backend,dynamo.other", "discovery": "etcd:http://etcd:2479"}},
         },
-        {"shards": 3},
+        {"shards": 3, "gateway": {"auth": {"kind": "user", "secret": "gateway"}, "inboxPrefix": "_INBOX_GATEWAY"}},
         {"shards": 2, "http": {"enabled": True, "tokenSecret": "http-token"}},
         {"shards": 2, "redis": {"enabled": True, "passwordSecret": "redis"}, "dynamo": {"enabled": True}, "config": {"dynamo": {"components": "a.b", "max_connections": 2000}}},
         {"shards": 2, "config": {"dynamo": {"components": "a.b", "discovery": "etcd:http://etcd:2379"}}},
@@ -127,6 +129,11 @@ EXTRAS: Values = {
     "updateStrategy": {"type": "OnDelete"},
     "gateway": {"updateStrategy": {"rollingUpdate": {"maxSurge": 2}}},
 }
+# What the chart says of all pods, and what OpenShift wants: it chooses these itself.
+SECURITY = {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"}}
+BY_OPENSHIFT = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+# Who may scrape unless said otherwise.
+MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 # Where people have all pods go.
 PLACES: Values = {
     "affinity": {"nodeAffinity": {}},
@@ -180,6 +187,8 @@ ONCE: list[Values] = [
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 3, "updateStrategy": {"type": "Recreate"}}, "podDisruptionBudget": {"maxUnavailable": "50%"}},
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "updateStrategy": {"type": "Recreate"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"existingClaim": "kept"}}},
+    {"transport": "jetstream", "bridge": {"enabled": True, "discover": ["dns:a:8000"], "state": {"existingClaim": "kept"}}},
+    {"nats": {"enabled": True}, "bridge": {"enabled": True, "discover": ["dns:a:8000"], "state": {"bucket": ""}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"enabled": False}}},
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 2, "state": {"bucket": "kept"}}},
     {"networkPolicy": {"registerFrom": []}, "http": {"enabled": True}, "bridge": {"enabled": True, "http": {"enabled": True}}},
@@ -204,6 +213,7 @@ REFUSED: list[tuple[str, Values]] = [
     ("gateways that do not know about what SGLang's routers ask", {"shards": 2, "grpc": {"enabled": True}}),
     ("reports to gateways", {"shards": 2, "config": {"grpc": {"namespace": "m", "writing": "open"}}}),
     ("gateways that scale by requests that they do not make", {"shards": 2, "gateway": {"autoscaling": {"enabled": True}}}),
+    ("a bucket that has no room for the shard in its name", {"shards": 2, "snapshots": {"objectStore": "b" * 48}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
     ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
     ("state in a volume and in JetStream", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "state": {"existingClaim": "a", "bucket": "b"}}}),
@@ -214,6 +224,9 @@ REFUSED: list[tuple[str, Values]] = [
     ("a PodMonitor of the loopback address", {"admin": {"bind": "loopback"}, "podMonitor": {"enabled": True}}),
     ("ports for no engine", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "republish": {"enabled": True, "engines": 0}}}),
     ("bridges that would give an engine different ports", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 2, "republish": {"enabled": True}}}),
+    ("a NATS server that pods with IPv6 addresses alone do not reach", {"listenAddress": "[::]", "nats": {"enabled": True}}),
+    ("a name in the place of an address", {"listenAddress": "localhost"}),
+    ("a word that is no flag", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "extraArgs": ["forget"]}}),
     ("ports that are no range", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "answerPorts": "any"}}),
 ]
 # What a schema cannot see: the templates do not render it.
@@ -221,6 +234,28 @@ UNRENDERED: list[tuple[str, Values]] = [
     ("indexes that take more than their share of memory", {"config": {"limits": {"max_bytes_total": "3 GiB"}}}),
     ("the same as a number", {"config": {"limits": {"max_bytes_total": 3221225472}}}),
     ("memory in words", {"resources": {"limits": {"memory": "much"}}}),
+]
+# All that can listen, where pods have IPv6 addresses alone.
+IPV6: Values = {
+    "listenAddress": "[::]",
+    "nats": {"enabled": True, "listenAddress": "[::]"},
+    **{name: {"enabled": True} for name in ("http", "grpc", "redis", "dynamo")},
+    "config": {"dynamo": {"components": "a.b"}},
+    "bridge": {"enabled": True, "http": {"enabled": True}, "republish": {"enabled": True}},
+}
+ALL_LISTEN = {
+    "daemon": {f"KVATLAS_{name}_LISTEN" for name in ("ADMIN", "HTTP", "GRPC", "REDIS", "DYNAMO")},
+    "bridge": {"KVATLAS_ADMIN_LISTEN", "KVATLAS_HTTP_LISTEN"},
+}
+ONCE.append(IPV6)
+ONCE += [
+    {"podSecurityContext": BY_OPENSHIFT, "nats": {"enabled": True, "podSecurityContext": BY_OPENSHIFT}},
+    {"podSecurityContext": {"runAsUser": 0, "fsGroup": 0}, "nats": {"enabled": True, "podSecurityContext": {"runAsGroup": 0}}},
+]
+ONCE += [
+    {"http": {"enabled": True}, "config": {"shutdown": {"drain_seconds": 120}}},
+    {"http": {"enabled": True}, "shards": 2, "preStopSeconds": 30, "terminationGracePeriodSeconds": 60},
+    {"http": {"enabled": True}, "preStopSeconds": 0},
 ]
 # Names of releases, and overrides, that Services cannot have as they are, or only in part.
 NAMES: list[tuple[str, Values]] = [
@@ -333,7 +368,17 @@ def check_form(item: dict[str, Any]) -> None:
         assert item["apiVersion"] == "monitoring.coreos.com/v1" and item["spec"] == ALERTS, item
         return
     for version in KUBERNETES:
-        kubernetes_validate.validate(item, version, strict=True)
+        kubernetes_validate.validate(item if version != "1.27" else without_sleep(item), version, strict=True)
+
+
+def without_sleep(item: dict[str, Any]) -> dict[str, Any]:
+    """The object as the chart makes it for versions before 1.30: see check_versions."""
+    if "template" not in item.get("spec", {}):
+        return item
+    text: dict[str, Any] = json.loads(json.dumps(item))
+    for container in text["spec"]["template"]["spec"]["containers"]:
+        container.pop("lifecycle", None)
+    return text
 
 
 def pods(items: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -446,18 +491,33 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
     for owner, template in own_pods(items):
         for container in template["spec"]["containers"]:
             listen = next(item["value"] for item in container["env"] if item["name"] == "KVATLAS_ADMIN_LISTEN")
-            assert listen.startswith("127.0.0.1:" if is_loopback else "0.0.0.0:"), owner["metadata"]
+            assert listen.startswith("127.0.0.1:" if is_loopback else "0.0.0.0:") or "listenAddress" in values, owner["metadata"]
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 assert ("exec" in container[probe]) == is_loopback and ("httpGet" in container[probe]) != is_loopback
     for policy in own_policies(items):
         admin = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == "admin" for port in rule["ports"])]
-        assert bool(admin) == (not is_loopback and values.get("networkPolicy", {}).get("metricsFrom") != []), policy
-        assert all(rule["from"] for rule in admin), "the admin listener is open to all"
+        own = [{"podSelector": {"matchLabels": policy["spec"]["podSelector"]["matchLabels"]}}]
+        others = values.get("networkPolicy", {}).get("metricsFrom", MONITORING)
+        assert [rule["from"] for rule in admin] == [own + others] * (not is_loopback), policy
+        reached = [rule["to"] for rule in policy["spec"]["egress"] if {"protocol": "TCP", "port": "admin"} in rule.get("ports", [])]
+        assert reached == [own] * (not is_loopback), policy
         register = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == "register" for port in rule["ports"])]
         assert bool(register) == (takes_engines(values) and values.get("networkPolicy", {}).get("registerFrom") != []), policy
         assert all(rule["from"] for rule in register), "the bridge is open to all"
     services = [item for item in items if item["kind"] == "Service" and any(port["targetPort"] == "register" for port in item["spec"]["ports"])]
     assert len(services) == int(takes_engines(values)), values
+
+
+def check_addresses(items: list[dict[str, Any]], values: Values) -> None:
+    """All that listens for others does so at the address that is given: 0.0.0.0 has no IPv6."""
+    for owner, template in pods(items):
+        [container] = template["spec"]["containers"]
+        texts = [item.get("value", "") for item in container["env"]] + container.get("args", [])
+        texts += [item["data"]["nats.conf"] for item in items if item["kind"] == "ConfigMap" and "nats.conf" in item["data"]]
+        found = set(re.findall(r"0\.0\.0\.0(?=:)|\[::\](?=:)", " ".join(texts)))
+        assert found <= {values.get("listenAddress", "0.0.0.0")}, (owner["metadata"], found)
+        named = {item["name"]: item["value"] for item in container["env"] if item["name"].endswith("_LISTEN")}
+        assert set(named) == ALL_LISTEN.get(component(template["metadata"]["labels"]), set(named)) or values != IPV6, named
 
 
 def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
@@ -492,7 +552,7 @@ def check_dynamo(items: list[dict[str, Any]], values: Values) -> None:
 
 
 def check_notes(rendered: dict[str, str], items: list[dict[str, Any]]) -> None:
-    """What is said after an installation names the Service of each listener, with its port."""
+    """What is said after an installation names the Service of each listener, with its port, and a bridge that nothing outlives."""
     [notes] = [text for name, text in rendered.items() if name.endswith("kvatlas/templates/NOTES.txt")]
     for item in items:
         if item["kind"] == "Service" and item["metadata"]["labels"]["app.kubernetes.io/name"] != "nats" and "clusterIP" not in item["spec"]:
@@ -500,6 +560,11 @@ def check_notes(rendered: dict[str, str], items: list[dict[str, Any]]) -> None:
             address = f"{item['metadata']['name']}.inference:{port['port']}"
             wanted = "find the daemons by etcd:" if port["name"] == "dynamo" and "etcd:" in notes else address
             assert wanted in notes, f"{wanted} is not in {notes}"
+    commands = [line for line in notes.splitlines() if line.startswith("  kubectl ")]
+    assert commands and all(line.startswith("  kubectl --namespace inference ") for line in commands), notes
+    bridges = [template["spec"] for _, template in own_pods(items) if template["spec"]["containers"][0]["args"][0] == "bridge"]
+    kept = [any("persistentVolumeClaim" in volume for volume in spec.get("volumes", [])) or "--state=nats:" in str(spec["containers"]) for spec in bridges]
+    assert ("A rollout of the bridge loses what it knows" in notes) == (kept == [False]), notes
 
 
 def component(labels: dict[str, str]) -> str:
@@ -518,6 +583,28 @@ def check_strategies(items: list[dict[str, Any]], values: Values) -> None:
         assert strategy == bridge.get("updateStrategy", own), strategy
 
 
+def check_ends(items: list[dict[str, Any]], values: Values) -> None:
+    """Who answers over Services goes on until these send it nothing more; nobody is killed before it has drained."""
+    drain = values.get("config", {}).get("shutdown", {}).get("drain_seconds", 10)
+    wanted = values.get("preStopSeconds", 5) if any(values.get(name, {}).get("enabled") for name in ("http", "grpc", "redis", "dynamo")) else 0
+    whole = "gateway" if values.get("shards") else "daemon"
+    for owner, template in own_pods(items):
+        [container] = template["spec"]["containers"]
+        sleep = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        assert sleep == (wanted if component(template["metadata"]["labels"]) == whole else 0), (owner["metadata"], values)
+        grace = template["spec"]["terminationGracePeriodSeconds"]
+        assert grace == max(values.get("terminationGracePeriodSeconds", 30), drain + wanted + 10), (grace, values)
+
+
+def check_versions() -> None:
+    """Where Helm is: a Kubernetes that knows no sleep is given none."""
+    command = os.environ.get("HELM_BIN") or shutil.which("helm") or str(FETCHED.parent / "kubernetes/helm")
+    for version, sleeps in (("1.29.9", False), ("1.30.0-gke.1", True)) if Path(command).exists() else ():
+        arguments = ["template", "prod", str(CHART), "--set", "http.enabled=true", "--kube-version", version]
+        rendered = subprocess.run([command, *arguments], capture_output=True, text=True)
+        assert rendered.returncode == 0 and ("preStop" in rendered.stdout) is sleeps, (version, rendered.stderr)
+
+
 def check_extras(items: list[dict[str, Any]], values: Values) -> None:
     """What is added to all pods is in all, but for the NATS server's, which has its own; and the indexes have their share of memory."""
     for owner, template in pods(items):
@@ -526,7 +613,8 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         [container] = template["spec"]["containers"]
         assert added.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
         assert added.get("podAnnotations", {}).items() <= template["metadata"]["annotations"].items(), owner["metadata"]
-        assert added.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
+        security = {name: item for name, item in (SECURITY | added.get("podSecurityContext", {})).items() if item is not None}
+        assert template["spec"]["securityContext"] == security, owner["metadata"]
         places = {place: template["spec"][place] for place in PLACES if place in template["spec"] and (place != "affinity" or place in added)}
         assert places == {place: added[place] for place in PLACES if place in added}, owner["metadata"]
         assert [item for item in container["env"] if item in EXTRAS["extraEnv"]] == added.get("extraEnv", []), owner["metadata"]
@@ -545,6 +633,43 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         assert bound and bound[1] == "2457 MiB", toml
     if values.get("resources", {}).get("limits", {}) is None:
         assert not bound, toml
+
+
+def check_state(items: list[dict[str, Any]], values: Values) -> None:
+    """What the bridge knows outlives its pod where JetStream is there, or a claim; where nothing keeps it, the notes say so."""
+    bridge, nats = values.get("bridge", {}), values.get("nats", {})
+    given = bridge.get("state", {})
+    streams = nats.get("enabled") or (values.get("transport") == "jetstream" and "auth" not in bridge)
+    for owner, template in own_pods(items):
+        [container] = template["spec"]["containers"]
+        if container["args"][0] != "bridge":
+            continue
+        places = [word.removeprefix("--state=") for word in container["args"] if word.startswith("--state=")]
+        kinds = ["emptyDir" if "emptyDir" in volume else "claim" for volume in template["spec"].get("volumes", []) if volume["name"] == "state"]
+        bucket = given.get("bucket", f"inference-{owner['metadata']['name']}" if streams and "existingClaim" not in given else "")
+        if not given.get("enabled", True):
+            assert not places and not kinds, container["args"]
+        elif bucket:
+            assert places == [f"nats:{bucket}/{owner['metadata']['name'].removesuffix('-bridge')}"] and not kinds, (places, kinds, values)
+        else:
+            assert places == ["/var/lib/kvatlas/state"] and kinds == ["claim" if "existingClaim" in given else "emptyDir"], (places, kinds, values)
+
+
+def check_flags(chart: helm.Chart) -> None:
+    """The bridge doubts a stranger after as long as daemons remove who is silent, unless it is told otherwise; it has further flags at the end."""
+    for more, extra, wanted in [
+        ({}, [], []),
+        ({"remove_after_ms": 0}, [], []),
+        ({"remove_after_ms": 60000}, [], ["--give-up-after=60000ms"]),
+        ({"remove_after_ms": 60000}, ["--logging-json", "--give-up-after=30"], ["--logging-json", "--give-up-after=30"]),
+        ({"remove_after_ms": 2500}, ["--max-engines=2000", "--forget"], ["--give-up-after=2500ms", "--max-engines=2000", "--forget"]),
+    ]:
+        bridge = {"enabled": True, "discover": ["dns:a:8000"], "extraArgs": extra}
+        items = objects(chart.render({"bridge": bridge, "config": {"namespace_defaults": more}}, name="prod", namespace="inference"))
+        [arguments] = [template["spec"]["containers"][0]["args"] for owner, template in own_pods(items) if owner["metadata"]["name"].endswith("-bridge")]
+        found = arguments[arguments.index("--discover=dns:a:8000") + 1 :]
+        assert found == wanted, found
+        assert takes("--discover=dns:a:8000", *found), found
 
 
 def republished(items: list[dict[str, Any]]) -> list[str]:
@@ -567,7 +692,7 @@ def check_republish(items: list[dict[str, Any]], values: Values) -> None:
         assert [port["name"].partition("-")[0] for port in listed] == ["events", "replay"] * (len(listed) // 2), listed
         assert service["spec"]["selector"]["app.kubernetes.io/component"] == "bridge", service
         assert service["spec"]["type"] == given.get("service", {}).get("type", "ClusterIP"), service
-        [arguments] = [template["spec"]["containers"][0]["args"] for _, template in own_pods(items) if f"--republish=tcp://0.0.0.0:{ports}" in template["spec"]["containers"][0]["args"]]
+        [arguments] = [template["spec"]["containers"][0]["args"] for _, template in own_pods(items) if f"--republish=tcp://{values.get('listenAddress', '0.0.0.0')}:{ports}" in template["spec"]["containers"][0]["args"]]
         assert ("--republish-everything" in arguments) == given.get("everything", False), arguments
         assert f"--republish-max-bytes={given.get('maxBytes', 1 << 27)}" in arguments, arguments
 
@@ -603,6 +728,17 @@ def check_checksums(chart: helm.Chart) -> None:
         assert checksum(other) != plain, other
 
 
+def check_buckets(chart: helm.Chart) -> None:
+    """Shards of each division have buckets of their own: one that another division has claimed is refused by a daemon, for good."""
+    seen: set[str] = set()
+    for shards in (0, 1, 2, 3):
+        items = objects(chart.render({"shards": shards, "snapshots": {"objectStore": "b" * 47}}, name="prod", namespace="inference"))
+        entries = [item for _, template in own_pods(items) for item in template["spec"]["containers"][0]["env"]]
+        named = [item["value"] for item in entries if item["name"] == "KVATLAS_SNAPSHOTS_OBJECT_STORE"]
+        assert len(set(named)) == max(shards, 1) and not seen & set(named), (seen, named)
+        seen |= set(named)
+
+
 def takes_engines(values: Values) -> bool:
     """Whether the bridge is to have engines registered."""
     bridge = values.get("bridge", {})
@@ -619,7 +755,7 @@ def check_nats(items: list[dict[str, Any]], values: Values) -> None:
         [service] = [item for item in items if item["kind"] == "Service" and item["metadata"]["name"] == server["spec"]["serviceName"]]
         url = f"nats://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
         [container] = server["spec"]["template"]["spec"]["containers"]
-        check_nats_server(items, container, own)
+        check_nats_server(items, container)
     given = values.get("networkPolicy", {}).get("natsPort")
     ports = [int(found) for found in re.findall(r":(\d+)", url)] + [4222] * url.endswith("//c")
     for policy in own_policies(items):
@@ -632,27 +768,76 @@ def check_nats(items: list[dict[str, Any]], values: Values) -> None:
             assert secrets(container) == secrets(server["spec"]["template"]["spec"]["containers"][0]), container["env"]
 
 
+def check_roles(items: list[dict[str, Any]], values: Values) -> None:
+    """Gateways and bridge show NATS who they are by values of their own, where they have some and the server is not the chart's own."""
+    nats = values.get("nats", {})
+    for _, template in own_pods(items):
+        kind = component(template["metadata"]["labels"])
+        own = values.get(kind, {})
+        auth = own["auth"] if "auth" in own and not nats.get("enabled") else nats.get("auth", {})
+        [container] = template["spec"]["containers"]
+        mounted = [volume["secret"]["secretName"] for volume in template["spec"].get("volumes", []) if volume["name"] == "nats"]
+        assert {key["name"] for key in secrets(container)} | set(mounted) == ({auth["secret"]} if "secret" in auth else set()), (kind, values)
+        prefix = own.get("inboxPrefix", nats.get("inboxPrefix", "_INBOX"))
+        assert {"name": "KVATLAS_NATS_INBOX_PREFIX", "value": prefix} in container["env"], container["env"]
+
+
 def secrets(container: dict[str, Any]) -> list[dict[str, str]]:
     """The keys of secrets from which the variables about NATS come."""
     keys = [item["valueFrom"]["secretKeyRef"] for item in container["env"] if "NATS" in item["name"] and "secretKeyRef" in item.get("valueFrom", {})]
     return sorted(keys, key=lambda key: key["key"])
 
 
-def check_nats_server(items: list[dict[str, Any]], container: dict[str, Any], values: Values) -> None:
-    """A real server takes the arguments and the configuration. Passwords are as awkward as they may be."""
+def check_nats_server(items: list[dict[str, Any]], container: dict[str, Any]) -> None:
+    """A real server takes the configuration, and lets in whom the secret names, and nobody else. Users and passwords are as awkward as they may be."""
     [config] = [item["data"]["nats.conf"] for item in items if item["kind"] == "ConfigMap" and "nats.conf" in item["data"]]
     assert 'ping_interval: "2s"' in config and "ping_max: 2" in config, "a machine that vanishes is noticed within seconds"
-    variables = {item["name"] for item in container["env"]}
+    assert container["args"] == ["--config=/etc/nats/nats.conf"], "whoever sees processes sees secrets"
+    serve_nats(config, json.dumps(container["env"]))
+
+
+@functools.cache
+def serve_nats(config: str, variables: str) -> None:
+    """Starts the server with the variables of its container, as Kubernetes fills them in, and connects."""
+    said = {"NATS_USER": "1e3", "NATS_PASSWORD": '12" $x #;{ 0 $(NATS_USER)', "NATS_TOKEN": "$2a$11 }\\"}
+    secret = {item["name"]: said[item["name"]] for item in json.loads(variables) if "secretKeyRef" in item.get("valueFrom", {})}
+    plain = {item["name"]: item["value"] for item in json.loads(variables) if "value" in item}
+    environment = secret | {name: re.sub(r"\$\((\w+)\)", lambda found: secret[found[1]], value) for name, value in plain.items()}
+    names = {"NATS_USER": "user", "NATS_PASSWORD": "pass", "NATS_TOKEN": "auth_token"}
+    right = {names[name]: value for name, value in secret.items()}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "nats.conf").write_text(config.replace("/data", folder))
-        arguments = [word.replace("/etc/nats", folder) for word in container["args"]]
-        for name in re.findall(r"\$\((\w+)\)", " ".join(arguments)):
-            assert name in variables, name
-            arguments = [word.replace(f"$({name})", "12'\" $x") for word in arguments]
-        said = subprocess.run([NATS_SERVER, *arguments, "-t"], capture_output=True, text=True)
-        assert said.returncode == 0, said.stderr
-    named = {"--user", "--pass"} if values.get("auth", {}).get("kind") == "user" else {"--auth"} if "auth" in values else set()
-    assert {word.partition("=")[0] for word in container["args"]} == named | {"--config"}, container["args"]
+        own = re.sub(r"(0\.0\.0\.0|\[::\]):(4222|8222)", r"\1:-1", config)
+        (Path(folder) / "nats.conf").write_text(own.replace("/data", folder))
+        arguments = [NATS_SERVER, f"--config={folder}/nats.conf", f"--ports_file_dir={folder}"]
+        with (Path(folder) / "log").open("wb") as log:
+            server = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log)
+        try:
+            address = nats_address(server, Path(folder))
+            assert nats_says(address, right) == "PONG", (config, environment)
+            if right:
+                assert "Authorization Violation" in nats_says(address, {name: value + "0" for name, value in right.items()}), config
+        finally:
+            server.kill()
+            server.wait()
+
+
+def nats_address(server: subprocess.Popen[bytes], folder: Path) -> tuple[str, int]:
+    """Where the server listens, which it writes into a file."""
+    deadline = time.monotonic() + 30
+    while not (found := re.findall(r'"nats": *\[\s*"([^"]+)"', "".join(file.read_text() for file in folder.glob("*.ports")))):
+        assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.01)
+    [url] = found
+    return "127.0.0.1", int(url.rpartition(":")[2])
+
+
+def nats_says(address: tuple[str, int], who: dict[str, str]) -> str:
+    """What a server answers to a client that tells who it is."""
+    with socket.create_connection(address, timeout=10) as connection, connection.makefile("rwb") as stream:
+        stream.readline()
+        stream.write(f"CONNECT {json.dumps({'verbose': False} | who)}\r\nPING\r\n".encode())
+        stream.flush()
+        return stream.readline().decode().strip()
 
 
 def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
@@ -685,7 +870,7 @@ def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
 
 def start_bridge(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     """A bridge without NATS, which it goes on trying to reach."""
-    command = [KVATLAS, "bridge", "--logging-json", *arguments, "--nats-url=nats://127.0.0.1:1"]
+    command = [KVATLAS, "bridge", *({"--logging-json"} - set(arguments)), *arguments, "--nats-url=nats://127.0.0.1:1"]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -729,7 +914,7 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
             arguments = [re.sub(r"^--state=/.*", f"--state={folder}", word) for word in container["args"][1:]]
             # Of how to reach NATS there is no more to see than with a daemon.
             for item in (item for item in container["env"] if not item["name"].startswith("KVATLAS_NATS_")):
-                value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1):\d+$", "127.0.0.1:0", item["value"])
+                value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1|\[::\]):\d+$", "127.0.0.1:0", item["value"])
                 if value.startswith("/"):
                     assert value.startswith(mounts), f"{value} is not in {mounts}"
                     value = secret.name
@@ -858,18 +1043,25 @@ def main() -> None:
                     check_form(item)
             check_references(items)
             check_exposure(items, values)
+            check_addresses(items, values)
             check_listeners(items, values)
             check_notes(rendered, items)
             check_extras(items, values)
             check_strategies(items, values)
+            check_ends(items, values)
             check_republish(items, values)
+            check_state(items, values)
             check_rights(items, values)
             check_nats(items, values)
+            check_roles(items, values)
             check_daemon(items, checked)
             check_bridge(items, values, bridges)
             variables |= {item["name"] for _, template in own_pods(items) for container in template["spec"]["containers"] for item in container["env"]}
         check_names(with_nats)
         check_checksums(chart)
+        check_buckets(chart)
+        check_versions()
+        check_flags(chart)
         for what, values in REFUSED:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
         for what, values in UNRENDERED:

@@ -3,7 +3,9 @@
 
 - Every query of the dashboard has data, after a worker's batch was damaged and a replica was killed. Counters that stay at zero count.
 - Every alert rule can be evaluated.
+- Every metric that the dashboard and the alerts name is exported, and panels with one number show the present one.
 - `promtool check metrics` finds nothing in a scrape of each kind of process.
+- The users of NATS may do what their roles in deploy/nats may, and an operator commands a daemon.
 - The dashboard's data source and files are where Grafana is told to look for them.
 
 Exits with 2, and says why, where the stack cannot run: see deploy/compose/processes.py.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +91,35 @@ def check_provisioning() -> None:
     assert len(ids) == len(set(ids)), "two panels have one id"
 
 
+def roles(path: Path) -> dict[str, dict[str, set[str]]]:
+    """What each user of a configuration of NATS may publish and subscribe to."""
+    users = re.split(r"^ +user: ", path.read_text(), flags=re.MULTILINE)[1:]
+    return {user.split()[0]: {verb: set(re.findall(r'"([^"]+)"', allowed)) for verb, allowed in re.findall(r"(publish|subscribe): \{ allow: \[([^\]]*)\]", user)} for user in users}
+
+
+def check_roles() -> None:
+    """The users of compose have the rights of their roles, but for those of routers that are not there."""
+    ours, meant = roles(DEPLOY / "compose/nats.conf"), roles(DEPLOY / "nats/users.conf")
+    for user in ("daemon", "operator"):
+        for verb, subjects in meant[user].items():
+            lacking = {subject for subject in subjects - ours[user][verb] if not subject.startswith("dynamo_")}
+            assert subjects and not lacking, f"{user} may not {verb} {lacking}"
+
+
+def check_queries() -> None:
+    """Every metric that the dashboard and the alerts name is exported. Panels with one number show the present one: of a range, the last
+    number would stay when everything is gone."""
+    exported = set(re.findall(r"^\| `(kvatlas_\w+)` \|", (DEPLOY / "metrics.md").read_text(), re.MULTILINE))
+    rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+    asked = [query for _, query in queries()] + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    named = {name for query in asked for name in re.findall(r"\bkvatlas_\w+", query)}
+    unknown = {name for name in named if not {name, re.sub(r"_(bucket|sum|count)$", "", name)} & exported}
+    assert not unknown, f"nobody exports {unknown}"
+    stats = [panel for panel in panels(json.loads(DASHBOARD.read_text())) if panel["type"] == "stat"]
+    lasting = [panel["title"] for panel in stats if not all(target.get("instant") for target in panel["targets"])]
+    assert stats and not lasting, f"panels that keep their last number: {lasting}"
+
+
 def check_dashboard_schema() -> None:
     """The dashboard has the form of Grafana's own model, where its package is installed: nothing is lost on the way through it."""
     from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -138,6 +170,13 @@ def run(stack: Stack) -> None:
     assert rules and not unhealthy, f"rules that cannot be evaluated: {unhealthy}"
     print(f"all {len(rules)} alert rules can be evaluated; firing: {[rule['name'] for rule in rules if rule['state'] == 'firing']}")
 
+    password = read_env(DEPLOY / "compose/.env")["KVATLAS_OPERATOR_PASSWORD"]
+    operator = ["KVATLAS_NATS_USER=operator", f"KVATLAS_NATS_PASSWORD={password}", "KVATLAS_NATS_INBOX_PREFIX=_INBOX_OPERATOR"]
+    command = ["/usr/bin/env", *operator, "/usr/local/bin/kvatlas", "admin", "forget", "demo", "worker-00", "0"]
+    commanded = stack.execute("fleet", command)
+    assert commanded.returncode == 0, f"an operator's command: {commanded.stdout}{commanded.stderr}"
+    print("an operator commands the daemons")
+
     for name in ("kvatlas-1", "gateway", "bridge"):
         status, text = get(stack.url(name, 9464, "/metrics"))
         checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
@@ -149,6 +188,8 @@ def run(stack: Stack) -> None:
 def main() -> None:
     subprocess.run([DEPLOY / "compose/env.sh"], check=True, stderr=subprocess.DEVNULL)
     check_provisioning()
+    check_roles()
+    check_queries()
     check_dashboard_schema()
     if why := can_run():
         print(why)

@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from sizing import GIB, MEASURED, ROWS, Assumptions, measured, size, wait_p99
+from sizing import BOUNDS, GIB, MEASURED, ROWS, Assumptions, measured, size, wait_p99
 
 HERE = Path(__file__).resolve().parent
 
@@ -47,6 +47,26 @@ def check_bounds() -> None:
             assert figures == sorted(figures), (name, figures)
 
 
+def check_counts() -> None:
+    """Messages are counted as the page says, and heartbeats only where batches leave room for them."""
+    assumed = replace(Assumptions(), replicas=1)
+    one = size(1_000, assumed)
+    assert one.shards == one.cells == 1 and one.batches == one.workers * assumed.batches, one
+    # A batch comes in and goes out. A query does, too, and so does its reply.
+    messages = 2 * one.batches + 4 * one.queries
+    assert math.isclose(one.broker_cores, messages * measured("broker_message") / 1e6), one
+    idle = size(1_000, replace(assumed, batches=0.5))
+    assert idle.batches == idle.workers, idle
+
+
+def check_refusals() -> None:
+    """What would divide by nothing, or say nonsense, is refused."""
+    for flag, text in [("gpus", "0"), ("batches", "0"), ("utilisation", "0"), ("cached", "1.5"), ("replicas", "0"), ("cached", "nan"), ("gpus", "ten")]:
+        ran = subprocess.run([sys.executable, HERE / "sizing.py", f"--{flag}", text], capture_output=True, text=True)
+        assert ran.returncode == 2 and f"--{flag}" in ran.stderr and "Traceback" not in ran.stderr, ran
+    assert set(BOUNDS) == set(Assumptions.HELP)
+
+
 def check_sources() -> None:
     """What is read off the vectors and the table of figures is there."""
     vectors = json.loads((HERE / "test-vectors.json").read_text())
@@ -73,6 +93,8 @@ def check_page() -> None:
 
 check_waits()
 check_bounds()
+check_counts()
+check_refusals()
 check_sources()
 check_page()
 print("sizing.py counts as theory does, and sizing.md has its tables")

@@ -2,7 +2,8 @@
 """Runs the services of compose.yaml as processes of this machine, without Docker, until Ctrl-C.
 
 Every service gets a network of its own on a private bridge, its name in /etc/hosts, a root directory with nothing but its program and
-its volumes (read-only where the file says so), its user without capabilities, and its health check. So the configuration files are
+its volumes (read-only where the file says so; a new one is root's, unless the image has a directory for the user there), its user without
+capabilities, and its health check. So the configuration files are
 exercised as they are. Needs Linux with unshare, ip and mount; root, or user namespaces for everybody; PyYAML; and the programs:
 
     kvatlas       KVATLAS_BIN, or target/debug/kvatlas
@@ -40,6 +41,8 @@ ROOT = HERE.parent.parent
 NETWORK = "10.77.0."
 # What a program that is linked dynamically needs of this machine; read-only.
 SYSTEM = ["usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "usr/share", "etc/ssl", "etc/passwd", "etc/group", "etc/ld.so.cache", "dev", "proc"]
+# Directories that images which are not built here have for a user, who gets the volumes over them.
+PREPARED = {"prom/prometheus": {"/prometheus": (65534, 65534)}}
 LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 
 T = TypeVar("T")
@@ -84,8 +87,19 @@ def programs() -> dict[str, tuple[Path | None, str]]:
     return {
         "kvatlas": (kvatlas, "/usr/local/bin/kvatlas"),
         "nats": (nats, "/usr/local/bin/nats-server"),
+        "kvatlas-nats": (nats, "/usr/local/bin/nats-server"),
         "prom/prometheus": (first("prometheus"), "/usr/local/bin/prometheus"),
     }
+
+
+def prepared(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """The directories that a service's image has for a user, with user and group. A new volume over another one is root's."""
+    build = spec.get("build")
+    if build is None:
+        return PREPARED.get(spec["image"].rpartition(":")[0], {})
+    text = (HERE / build["context"] / build["dockerfile"]).read_text()
+    made = re.findall(r"install -d -o (\d+) -g (\d+) (\S+)|^COPY .*--chown=(\d+):(\d+) \S+ (\S+)", text, re.MULTILINE)
+    return {path: (int(user), int(group)) for user, group, path in (found[:3] if found[0] else found[3:] for found in made)}
 
 
 def interpolate(text: str, variables: dict[str, str]) -> str:
@@ -273,7 +287,7 @@ class Stack:
                 host.mkdir(parents=True, exist_ok=True)
             # As in compose, a later file's volume takes the place of an earlier one's.
             volumes = [volume for volume in volumes if volume[1] != target]
-            volumes.append([str(host), target, "ro" in options, is_named])
+            volumes.append([str(host), target, "ro" in options, prepared(spec).get(target) if is_named else None])
         command = spec.get("command", [])
         return {
             "address": service.address,
@@ -382,9 +396,9 @@ def run_inside(ready: int, plan: dict[str, Any]) -> None:
         bind(Path(plan["program"]), plan["inside"], read_only=True)
     user = plan["user"]
     numbers = [int(part) for part in user.split(":")] if user else None
-    for source, target, read_only, is_named in plan["volumes"]:
-        if numbers and is_named:
-            os.chown(source, *numbers)
+    for source, target, read_only, owner in plan["volumes"]:
+        if numbers and owner:
+            os.chown(source, *owner)
         bind(Path(source), target, read_only)
     for path in plan["tmpfs"]:
         place = root / path.lstrip("/")

@@ -73,7 +73,9 @@ class Router:
         return application
 
     async def _session(self, _application: web.Application) -> AsyncIterator[None]:
-        async with aiohttp.ClientSession(auto_decompress=False) as self._http:
+        # Requests wait in engines, and not here for one of the 100 connections that a session has by itself.
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(auto_decompress=False, connector=connector) as self._http:
             yield
 
     async def stats(self, _request: web.Request) -> web.Response:

@@ -1,16 +1,22 @@
 //! `kvatlas admin`: commands of operators to daemons and bridges.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use async_nats::StatusCode;
+use async_nats::{Client, StatusCode, Subscriber};
+use bytes::Bytes;
 use clap::{Args, Subcommand};
 use futures_util::StreamExt;
 use kvatlas_core::wire::{
-    AdminCommand, AdminHolder, AdminReply, AdminRequest, NamespaceName, Rank, WorkerName,
+    AdminCommand, AdminHolder, AdminReply, AdminRequest, NamespaceName, PROTOCOL_VERSION, Rank, Subjects,
+    WorkerName,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
-use super::connect::ConnectionArguments;
+use super::admin_client::ProcessRole;
+use super::connect::{ConnectionArguments, NatsConnection};
 use super::failure::Failure;
 use super::output::{print, print_json};
 use super::table::TextTable;
@@ -22,9 +28,12 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     kvatlas admin reset vllm-0              # bridges have the engine drop its prefix cache\n  \
     kvatlas admin snapshot\n  \
     kvatlas admin drain --instance kvatlas@host-1:4711\n\n\
-    Every daemon that hears a command carries it out and replies, unless --instance names one; reset is for bridges.";
+    Every daemon that hears a command carries it out and replies, unless --instance names one; reset is for bridges. \
+    A daemon that is there and has not replied within --timeout is shown, and counts as a failure.";
 
-/// Longest wait for a further reply after the previous reply.
+/// Subject on which the processes of kvatlas say that they are there, as services of NATS.
+const PRESENCE: &str = "$SRV.PING.kvatlas";
+/// Silence after which no further process is expected to say that it is there.
 const QUIET: Duration = Duration::from_millis(300);
 /// Maximum number of replies to one command that are read.
 const REPLIES_MAX: usize = 4096;
@@ -104,7 +113,7 @@ impl HolderArguments {
 }
 
 impl AdminArguments {
-    /// Sends the command, and prints the replies. Fails if a reply has an error, or if no reply came.
+    /// Sends the command, and prints the replies. Fails if a reply has an error or is missing.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let mut reset = None;
         let (command, (common, holder)) = match self.command {
@@ -163,53 +172,181 @@ impl AdminArguments {
     }
 }
 
-/// Sends a command, and returns the replies, sorted by instance. Stops in three cases: no reply has come for [`QUIET`], the
-/// timeout has passed, or [`REPLIES_MAX`] replies have come.
+/// Sends a command, and returns the replies, sorted by instance. A process that is there and does not reply has an error in
+/// place of a reply. Waits until all have replied, for the timeout at most.
 async fn ask(
     connection: &ConnectionArguments,
     command: AdminCommand,
     request: &AdminRequest,
 ) -> Result<Vec<AdminReply>, Failure> {
-    let connected = connection.connect().await?;
-    let (nats, subject) = (connected.nats, connected.subjects.admin(command));
-    let inbox = nats.new_inbox();
-    let mut replies = nats
-        .subscribe(inbox.clone())
+    let NatsConnection { nats, subjects, .. } = connection.connect().await?;
+    let (reply_to, mut replies) = inbox(&nats).await?;
+    let (presence_inbox, mut present) = inbox(&nats).await?;
+    nats.publish_with_reply(PRESENCE, presence_inbox, Bytes::new())
         .await
         .map_err(Failure::unavailable)?;
-    nats.publish_with_reply(subject, inbox, request.encode().into())
+    nats.publish_with_reply(subjects.admin(command), reply_to, request.encode().into())
         .await
         .map_err(Failure::unavailable)?;
-    let deadline = tokio::time::Instant::now() + connection.timeout;
-    let mut answers: Vec<AdminReply> = Vec::new();
-    while answers.len() < REPLIES_MAX {
-        let until = match answers.is_empty() {
-            true => deadline,
-            false => deadline.min(tokio::time::Instant::now() + QUIET),
-        };
-        let Ok(Some(message)) = tokio::time::timeout_at(until, replies.next()).await else {
-            break;
-        };
-        if message.status == Some(StatusCode::NO_RESPONDERS) {
-            break;
+    let mut awaited = AwaitedReplies::new(command, request.instance.clone(), &subjects);
+    let (over, quiet) = (sleep(connection.timeout), sleep(QUIET));
+    tokio::pin!(over, quiet);
+    while !awaited.are_all_there() {
+        tokio::select! {
+            () = &mut over => break,
+            () = &mut quiet, if !awaited.is_listed => awaited.is_listed = true,
+            Some(found) = present.next() => {
+                awaited.found(&found.payload);
+                quiet.as_mut().reset(Instant::now() + QUIET);
+            }
+            reply = replies.next() => match reply {
+                Some(reply) if reply.status != Some(StatusCode::NO_RESPONDERS) => awaited.take(&reply.payload)?,
+                _ => return Err(nobody(command)),
+            },
         }
-        let reply = AdminReply::decode(&message.payload)
-            .map_err(|error| Failure::failed(format_args!("a reply cannot be read: {error}")))?;
-        answers.push(reply);
     }
+    let mut answers = awaited.into_replies(connection.timeout);
     if answers.is_empty() {
-        return Err(Failure::unavailable(match command {
-            AdminCommand::Reset => {
-                "no bridge has carried it out: none follows an engine of that name, none may subscribe to this command, or you lack the \
-                 permission"
-            }
-            _ => {
-                "no daemon has carried it out: none listens to commands (admin.commands), none has that name, or you lack the permission"
-            }
-        }));
+        return Err(nobody(command));
     }
     answers.sort_by(|one, other| one.instance.cmp(&other.instance));
     Ok(answers)
+}
+
+/// Returns a subject for replies, and the subscription to it.
+async fn inbox(nats: &Client) -> Result<(String, Subscriber), Failure> {
+    let inbox = nats.new_inbox();
+    let replies = nats.subscribe(inbox.clone()).await;
+    Ok((inbox, replies.map_err(Failure::unavailable)?))
+}
+
+/// Returns the failure of a command that nobody has carried out.
+fn nobody(command: AdminCommand) -> Failure {
+    Failure::unavailable(match command {
+        AdminCommand::Reset => {
+            "no bridge has carried it out: none follows an engine of that name, none may subscribe to this command, or you lack the \
+             permission"
+        }
+        _ => {
+            "no daemon has carried it out: none listens to commands (admin.commands), none has that name, or you lack the permission"
+        }
+    })
+}
+
+/// Replies to one command, and the processes that are to reply.
+struct AwaitedReplies<'a> {
+    command: AdminCommand,
+    /// Name of the only process that is to act; `None` if all are.
+    instance: Option<String>,
+    /// Subjects of the processes that are to act. Other processes have other subjects.
+    subjects: &'a Subjects,
+    /// Names of the processes that are there. Two processes can have one name.
+    present: Vec<String>,
+    /// Whether it is known which processes are there.
+    is_listed: bool,
+    replies: Vec<AdminReply>,
+}
+
+/// Answer of a process to the question who is there, in the words of NATS's services.
+#[derive(Debug, Deserialize)]
+struct FoundProcess {
+    metadata: FoundMetadata,
+}
+
+#[derive(Debug, Deserialize)]
+struct FoundMetadata {
+    instance: String,
+    subjects_prefix: String,
+    role: String,
+}
+
+impl<'a> AwaitedReplies<'a> {
+    fn new(command: AdminCommand, instance: Option<String>, subjects: &'a Subjects) -> Self {
+        Self {
+            command,
+            instance,
+            subjects,
+            present: Vec::new(),
+            is_listed: false,
+            replies: Vec::new(),
+        }
+    }
+
+    /// Notes a process that is there, if the command is for it. Other programs may use the same service name. Their answers
+    /// cannot be decoded, and are left out.
+    fn found(&mut self, payload: &[u8]) {
+        let Ok(FoundProcess { metadata }) = serde_json::from_slice(payload) else {
+            return;
+        };
+        let is_bridge = metadata.role == ProcessRole::Bridge.as_str();
+        let is_meant = self
+            .instance
+            .as_ref()
+            .is_none_or(|name| *name == metadata.instance)
+            && Subjects::new(&metadata.subjects_prefix).is_ok_and(|subjects| subjects == *self.subjects)
+            && is_bridge == (self.command == AdminCommand::Reset);
+        if is_meant && self.present.len() < REPLIES_MAX {
+            self.present.push(metadata.instance);
+        }
+    }
+
+    fn take(&mut self, payload: &[u8]) -> Result<(), Failure> {
+        let reply = AdminReply::decode(payload)
+            .map_err(|error| Failure::failed(format_args!("a reply cannot be read: {error}")))?;
+        self.replies.push(reply);
+        Ok(())
+    }
+
+    /// Whether no further reply is to be expected. If it is not known who is there, a further reply may always come.
+    fn are_all_there(&self) -> bool {
+        if self.replies.len() >= REPLIES_MAX {
+            return true;
+        }
+        match self.instance {
+            Some(_) => !self.replies.is_empty(),
+            None => self.is_listed && !self.present.is_empty() && self.silent().is_empty(),
+        }
+    }
+
+    /// Returns the names of the processes that are there and have not replied.
+    fn silent(&self) -> Vec<&str> {
+        let mut replied: BTreeMap<&str, usize> = BTreeMap::new();
+        for reply in &self.replies {
+            *replied.entry(&reply.instance).or_default() += 1;
+        }
+        let mut silent = Vec::new();
+        for name in &self.present {
+            match replied.get_mut(name.as_str()) {
+                Some(left) if *left > 0 => *left -= 1,
+                _ => silent.push(name.as_str()),
+            }
+        }
+        silent
+    }
+
+    /// Returns the replies, and an error for each process that has not replied within `patience`. A bridge that does not
+    /// follow the engine does not reply to a reset, so silent bridges are left out.
+    fn into_replies(self, patience: Duration) -> Vec<AdminReply> {
+        let silent = match self.command {
+            AdminCommand::Reset => Vec::new(),
+            _ => self.silent(),
+        };
+        let error = format!(
+            "no reply within {patience:?}: see its log; raise --timeout, or turn its admin.commands on"
+        );
+        let silent: Vec<AdminReply> = silent
+            .into_iter()
+            .map(|name| AdminReply {
+                v: PROTOCOL_VERSION,
+                instance: name.to_owned(),
+                holders: 0,
+                error: Some(error.clone()),
+            })
+            .collect();
+        let mut replies = self.replies;
+        replies.extend(silent);
+        replies
+    }
 }
 
 /// Returns the plural of the processes that carry out a command: `bridges` for a reset, else `daemons`.
@@ -239,4 +376,114 @@ fn render(command: AdminCommand, answers: &[AdminReply]) -> String {
         table.push(vec![printable(&answer.instance), outcome]);
     }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn presence(instance: &str, prefix: &str, role: &str) -> Vec<u8> {
+        let metadata = json!({ "instance": instance, "subjects_prefix": prefix, "role": role });
+        json!({ "name": "kvatlas", "metadata": metadata })
+            .to_string()
+            .into_bytes()
+    }
+
+    fn reply(instance: &str) -> Vec<u8> {
+        let reply = AdminReply {
+            v: PROTOCOL_VERSION,
+            instance: instance.to_owned(),
+            holders: 1,
+            error: None,
+        };
+        reply.encode()
+    }
+
+    fn subjects() -> Subjects {
+        Subjects::new("kvatlas").unwrap()
+    }
+
+    fn awaited<'a>(
+        subjects: &'a Subjects,
+        command: AdminCommand,
+        instance: Option<&str>,
+    ) -> AwaitedReplies<'a> {
+        let mut awaited = AwaitedReplies::new(command, instance.map(str::to_owned), subjects);
+        for (instance, prefix, role) in [
+            ("a", "kvatlas", "daemon"),
+            ("b", "kvatlas", "gateway"),
+            ("b", "kvatlas", "daemon"),
+            ("c", "other", "daemon"),
+            ("d", "kvatlas", "bridge"),
+        ] {
+            awaited.found(&presence(instance, prefix, role));
+        }
+        awaited.found(b"another program");
+        awaited
+    }
+
+    fn outcomes(awaited: AwaitedReplies<'_>) -> Vec<(String, bool)> {
+        let replies = awaited.into_replies(Duration::from_secs(5)).into_iter();
+        replies
+            .map(|reply| (reply.instance, reply.error.is_none()))
+            .collect()
+    }
+
+    #[test]
+    fn all_that_are_there_are_waited_for() {
+        let subjects = subjects();
+        let mut awaited = awaited(&subjects, AdminCommand::Snapshot, None);
+        for name in ["a", "b", "b"] {
+            assert!(!awaited.are_all_there(), "{name}");
+            awaited.take(&reply(name)).unwrap();
+        }
+        assert!(!awaited.are_all_there(), "others may say that they are there");
+        awaited.is_listed = true;
+        assert!(awaited.are_all_there());
+        awaited.found(&presence("e", "kvatlas", "daemon"));
+        assert!(!awaited.are_all_there());
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_reply_has_failed() {
+        let subjects = subjects();
+        let mut awaited = awaited(&subjects, AdminCommand::Forget, None);
+        awaited.is_listed = true;
+        awaited.take(&reply("b")).unwrap();
+        let expected = [("b", true), ("a", false), ("b", false)];
+        assert_eq!(
+            outcomes(awaited),
+            expected.map(|(name, is_done)| (name.to_owned(), is_done))
+        );
+    }
+
+    #[test]
+    fn one_reply_is_enough_where_one_process_is_named() {
+        let subjects = subjects();
+        let mut awaited = awaited(&subjects, AdminCommand::Drain, Some("a"));
+        assert!(!awaited.are_all_there());
+        awaited.take(&reply("a")).unwrap();
+        assert!(awaited.are_all_there());
+        assert_eq!(outcomes(awaited), [("a".to_owned(), true)]);
+    }
+
+    #[test]
+    fn a_bridge_may_leave_a_reset_to_others() {
+        let subjects = subjects();
+        let mut awaited = awaited(&subjects, AdminCommand::Reset, None);
+        awaited.is_listed = true;
+        assert_eq!(awaited.silent(), ["d"]);
+        awaited.take(&reply("e")).unwrap();
+        assert!(!awaited.are_all_there());
+        assert_eq!(outcomes(awaited), [("e".to_owned(), true)]);
+    }
+
+    #[test]
+    fn nobody_is_known_to_be_the_last_where_nobody_says_that_it_is_there() {
+        let subjects = subjects();
+        let mut awaited = AwaitedReplies::new(AdminCommand::Snapshot, None, &subjects);
+        awaited.is_listed = true;
+        awaited.take(&reply("a")).unwrap();
+        assert!(!awaited.are_all_there());
+    }
 }

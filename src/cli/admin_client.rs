@@ -78,6 +78,13 @@ pub(super) enum ProcessRole {
     Daemon,
 }
 
+/// Role in an answer of the route `/index`.
+#[derive(Debug, Deserialize)]
+struct RoleAnswer {
+    #[serde(default)]
+    role: ProcessRole,
+}
+
 impl ProcessRole {
     /// Returns the role as a word for people.
     pub(super) fn as_str(self) -> &'static str {
@@ -230,11 +237,19 @@ impl AdminClient {
                 "{} has no room for another viewer; close a page or another `kvatlas top`",
                 self.authority
             ))),
-            status => Err(Failure::failed(format_args!(
-                "{} answers {status}; is it an older kvatlas?",
-                self.authority
-            ))),
+            status => Err(self.without_stream(status).await),
         }
+    }
+
+    /// Returns the failure for a listener that answers with `status` in place of a stream of events: a bridge has none.
+    async fn without_stream(&self, status: StatusCode) -> Failure {
+        let answer = self.json::<RoleAnswer>("/index").await;
+        let hint = answer.ok().and_then(|answer| answer.role.hint());
+        let said = match hint.filter(|_| status == StatusCode::NOT_FOUND) {
+            Some(hint) => hint.trim_end().to_owned(),
+            None => format!("answers {status}; is it an older kvatlas?"),
+        };
+        Failure::failed(format_args!("{}: {said}", self.authority))
     }
 
     async fn connect(&self) -> Result<HttpConnection, Failure> {
@@ -357,6 +372,28 @@ mod tests {
         let parsed = parse("retry: 500\nevent: frame\ndata: {\"a\":1}\n\n");
         assert_eq!(parsed, ("frame".to_owned(), "{\"a\":1}".to_owned()));
         assert_eq!(parse(":\n\n"), (String::new(), String::new()));
+    }
+
+    #[tokio::test]
+    async fn a_bridge_has_no_stream_and_says_so() {
+        for (index, expected) in [
+            (r#"{"role":"bridge"}"#, ": this is a bridge, which keeps no index"),
+            ("{}", ": answers 404 Not Found; is it an older kvatlas?"),
+        ] {
+            let index = axum::routing::get(move || std::future::ready(index));
+            let routes = axum::Router::new().route("/index", index);
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            tokio::spawn(async move { axum::serve(listener, routes).await });
+            let arguments = AdminClientArguments::at(Some(address), Duration::from_secs(60));
+            let failure = arguments
+                .client()
+                .unwrap()
+                .events("/page/frames")
+                .await
+                .unwrap_err();
+            assert!(failure.to_string().contains(expected), "{failure}");
+        }
     }
 
     /// A test in which the daemon hangs after its first event, while the connection stays open.

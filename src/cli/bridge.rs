@@ -7,7 +7,7 @@ use clap::Args;
 use kvatlas_bridge::{Bridge, RouterQuestion};
 use kvatlas_config::{Config, LoggingConfig, process_environment};
 use kvatlas_core::wire::{Address, AdminCommand, Subjects};
-use kvatlas_daemon::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, read_token};
+use kvatlas_daemon::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, ReadTokens, TokenFiles};
 use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
 use kvatlas_process::listener::ConnectionLimits;
@@ -91,8 +91,7 @@ impl AdminSource for View {
     /// Returns whether the bridge is ready, and why not. It is ready while it is connected to NATS, unless the server
     /// refuses a right that it needs to report engines.
     fn readiness(&self) -> ReadinessReport {
-        let refusals = self.bridge.refusals();
-        self.readiness.report().refused(Latch::EventsSubscribed, refusals)
+        self.readiness.report()
     }
 
     fn workers_json(&self, query: &WorkersQuery) -> String {
@@ -202,6 +201,8 @@ impl BridgeArguments {
         let metrics = install_shared().map_err(Failure::failed)?;
         let bridge = self.engines.bridge(subjects.clone(), None, &engines, None)?;
         let readiness = Arc::new(Readiness::new());
+        let refusing = bridge.clone();
+        readiness.follow_refusals(Latch::EventsSubscribed, move || refusing.refusals());
         let view = Arc::new(View {
             bridge: bridge.clone(),
             readiness: Arc::clone(&readiness),
@@ -209,7 +210,8 @@ impl BridgeArguments {
             process: ProcessMetrics::new(),
         });
         let admin = start_admin(&config, &view)?;
-        let http = start_http(&config, &view, &bridge).await?;
+        let tokens = TokenFiles::default();
+        let http = start_http(&config, &view, &bridge, &tokens).await?;
         let ready = Arc::clone(&readiness);
         let noting = bridge.clone();
         let notice = move |notice: ConnectionNotice| note(&readiness, &noting, &commands, &notice);
@@ -233,7 +235,7 @@ impl BridgeArguments {
         let signal = tokio::select! {
             signal = signals.next() => signal,
             () = announce_ready(&ready) => "the end of the connection",
-            () = self.engines.reload_at(hangups, &bridge) => "SIGHUP",
+            () = self.engines.reload_at(hangups, &bridge, || tokens.read_again().map(ReadTokens::replace)) => "SIGHUP",
         };
         tracing::info!(signal, "stopping");
         supervisor::stopping();
@@ -272,11 +274,12 @@ async fn start_http(
     config: &Config,
     view: &Arc<View>,
     bridge: &Bridge,
+    tokens: &TokenFiles,
 ) -> Result<Option<HttpServer>, Failure> {
     let Some(listen) = config.http.listen else {
         return Ok(None);
     };
-    let token = read_token("http.token_file", config.http.token_file.as_deref());
+    let token = tokens.read("http.token_file", config.http.token_file.as_deref());
     let parts = HttpParts::of_bridge(
         Arc::new(bridge.clone()),
         Arc::clone(view) as Arc<dyn AdminSource>,
@@ -299,9 +302,8 @@ const SERVICES: &str = "$SRV.";
 
 /// Logs an incident of the NATS connection, and updates the bridge's readiness.
 ///
-/// A bridge is ready while it is connected, because it has nothing to load. It stays ready if the server refuses a
-/// subscription to `commands` (the subject of operators' commands) or to [`SERVICES`]. It is not ready while the server
-/// refuses a right that the bridge needs to report engines. Any other refusal is noted as a trouble.
+/// A bridge is ready while it is connected, because it has nothing to load, and unless [`note_refusal`] notes that the
+/// server refuses what the bridge needs. Any other refusal is noted as a trouble.
 fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &ConnectionNotice) {
     match notice {
         ConnectionNotice::Connected => {
@@ -318,21 +320,8 @@ fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &Connect
             log_gated!(warn "connection to NATS"; text);
             readiness.set_trouble(Latch::EventsSubscribed, Some(text.clone()));
         }
-        ConnectionNotice::Refused(Refusal {
-            refused: Refused::Subscription(Some(subject)),
-            words,
-        }) if subject == commands || subject.starts_with(SERVICES) => {
-            bridge.refused_optional().count();
-            log_gated!(
-                warn "kvatlas admin reset is not heard, or kvatlas doctor does not find the bridge by itself";
-                subject, words
-            );
-        }
-        // A bridge needs the right to subscribe for resyncs and the right to publish events. Without either right it is
-        // of no use.
         ConnectionNotice::Refused(refusal) => {
-            log_gated!(error "the NATS server refuses what the bridge needs"; %refusal);
-            if !bridge.note_refusal(refusal) {
+            if !note_refusal(bridge, commands, refusal) {
                 readiness.set_trouble(Latch::EventsSubscribed, Some(refusal.to_string()));
             }
         }
@@ -340,10 +329,30 @@ fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &Connect
     }
 }
 
+/// Logs a refusal of the NATS server, and notes it in the bridge. Returns `false` for a refusal that the bridge does not
+/// know.
+///
+/// A bridge needs the right to subscribe for resyncs and the right to publish events. Without either right it is of no
+/// use. It can do without the subscription to `commands` (the subject of operators' commands) and to [`SERVICES`].
+pub(super) fn note_refusal(bridge: &Bridge, commands: &str, refusal: &Refusal) -> bool {
+    if let Refused::Subscription(Some(subject)) = &refusal.refused
+        && (subject == commands || subject.starts_with(SERVICES))
+    {
+        bridge.refused_optional().count();
+        log_gated!(
+            warn "kvatlas admin reset is not heard, or kvatlas doctor does not find the bridge by itself";
+            subject, words = refusal.words
+        );
+        return true;
+    }
+    log_gated!(error "the NATS server refuses what the bridge needs"; %refusal);
+    bridge.note_refusal(refusal)
+}
+
 /// Waits until the bridge has reached NATS, and then tells the supervisor that the bridge is ready. Never returns.
 async fn announce_ready(readiness: &Readiness) {
     const INTERVAL: Duration = Duration::from_millis(20);
-    while !readiness.report().is_ready() {
+    while !readiness.report().is_set(Latch::Connected) {
         tokio::time::sleep(INTERVAL).await;
     }
     supervisor::ready();

@@ -14,6 +14,7 @@ use kvatlas_config::Secret;
 use kvatlas_core::hash::Scheme;
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::{NamespaceName, Subjects};
+use kvatlas_daemon::http::TokenError;
 use kvatlas_engines::Format;
 use kvatlas_process::registry::{GivenEngine, follow_patiently, read_scheme};
 
@@ -259,10 +260,21 @@ impl EngineArguments {
         Ok(bridge)
     }
 
-    /// Reads the engines again at every SIGHUP. Returns when a SIGHUP says that the terminal is gone. If the file
-    /// cannot be used, the bridge keeps following the same engines.
-    pub(super) async fn reload_at(&self, mut hangups: Hangups, bridge: &Bridge) {
+    /// Reads the engines again at every SIGHUP, and the tokens of listeners by `read_tokens`. Returns when a SIGHUP
+    /// says that the terminal is gone. If the file cannot be used, the bridge keeps following the same engines.
+    pub(super) async fn reload_at(
+        &self,
+        mut hangups: Hangups,
+        bridge: &Bridge,
+        read_tokens: impl Fn() -> Result<Vec<&'static str>, TokenError>,
+    ) {
         while hangups.asks_for_reload().await {
+            match read_tokens() {
+                Ok(changed) => changed
+                    .iter()
+                    .for_each(|setting| tracing::info!(setting, "a token was read again")),
+                Err(error) => tracing::error!(%error, "the tokens stay as they are"),
+            }
             // No signal is handled while the file is read. So only a regular file is read: a pipe could block.
             let regular = self.file.as_deref().map_or(Ok(()), expect_regular);
             let loaded = match regular {

@@ -108,6 +108,7 @@ impl From<PublisherError> for Failure {
             | PublisherError::Stopped
             | PublisherError::Unanswered { .. }
             | PublisherError::QueueFull { .. } => Self::unavailable(error),
+            PublisherError::SeqTooLarge { .. } => Self::usage(error),
             PublisherError::Refused { .. }
             | PublisherError::TooLarge { .. }
             | PublisherError::TooManyEvents { .. }

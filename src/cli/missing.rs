@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use kvatlas_daemon::runbook::mend_of;
+use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use serde::{Deserialize, Serialize};
 
 use super::text::since;
@@ -41,13 +41,7 @@ impl GatewayOutage {
 
     /// Returns the advice on what to do.
     pub(super) fn mend() -> String {
-        mend_of([UnansweringShard::ALERT].into_iter(), "what to do")
-    }
-}
-
-impl fmt::Display for GatewayOutage {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "no shard has an answer: {}", self.error)
+        mend_of([UnansweringShard::ALERT].into_iter(), AdviceTable::OtherTroubles)
     }
 }
 
@@ -61,35 +55,21 @@ impl UnansweringShard {
         let since = since(Some(self.since_us), now_us);
         match &self.namespace {
             None => format!("does not answer{since}"),
-            Some(_) => format!(
-                "{}{since}: {}",
-                self.fault(),
+            Some(namespace) => format!(
+                "refuses to answer about {namespace}{since}: {}",
                 self.refusal.as_deref().unwrap_or_default()
             ),
         }
     }
 
-    /// Returns the trouble in a few words: that the shard does not answer, or what it refuses.
-    pub(super) fn fault(&self) -> String {
-        match &self.namespace {
-            None => "does not answer".to_owned(),
-            Some(namespace) => format!("refuses to answer about {namespace}"),
-        }
-    }
-
-    /// Returns the advice on what to do.
+    /// Returns the advice on what to do. For a shard that does not answer, that includes the command that says more.
     pub(super) fn mend(&self) -> String {
         match self.namespace {
-            None => mend_of([Self::ALERT].into_iter(), "what to do"),
+            None => {
+                let mend = mend_of([Self::ALERT].into_iter(), AdviceTable::OtherTroubles);
+                format!("{mend}; kvatlas explain {} says more", Self::ALERT)
+            }
             Some(_) => "mend what the shard says; kvatlas status at its admin listener says more".to_owned(),
-        }
-    }
-
-    /// Returns the advice on what to do. For a shard that does not answer, adds the command that says more.
-    pub(super) fn long_mend(&self) -> String {
-        match self.namespace {
-            None => format!("{}; kvatlas explain {} says more", self.mend(), Self::ALERT),
-            Some(_) => self.mend(),
         }
     }
 }
@@ -116,10 +96,6 @@ mod tests {
             refusing.describe(1_800_000_060_000_000),
             "refuses to answer about llama since 08:00:00 UTC (60 s): all is dropped"
         );
-        assert!(
-            !refusing.long_mend().contains("start a daemon"),
-            "{}",
-            refusing.mend()
-        );
+        assert!(!refusing.mend().contains("start a daemon"), "{}", refusing.mend());
     }
 }

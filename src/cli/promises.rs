@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use kvatlas_daemon::runbook::mend_for;
+use kvatlas_daemon::runbook::{AdviceTable, mend_for};
 use serde::{Deserialize, Serialize};
 
 /// Holder of which exact answers promise more blocks than requests find.
@@ -20,7 +20,7 @@ impl BrokenPromise {
     pub(super) fn mend(&self, namespace: &str) -> String {
         let alert = ["KvatlasPromisesBroken"];
         let culprit = [namespace, &self.worker, &self.rank.to_string()];
-        mend_for(alert.into_iter(), "what to do", culprit)
+        mend_for(alert.into_iter(), AdviceTable::OtherTroubles, culprit)
     }
 }
 

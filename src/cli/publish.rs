@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use kvatlas_client::publish::{
-    Beginning, HolderPublisher, PublishConnection, PublishedHolder, PublisherError, PublisherOptions,
+    AFTER_SEQ_MAX, Beginning, HolderPublisher, PublishConnection, PublishedHolder, PublisherError,
+    PublisherOptions,
 };
 use kvatlas_client::{QueryClient, unix_time_us};
 use kvatlas_core::hash::BlockSize;
@@ -61,7 +62,7 @@ pub(crate) struct PublishArguments {
     epoch: Option<u64>,
     /// Number of the first batch in its epoch.
     #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "epoch",
-        value_parser = clap::value_parser!(u64).range(1..))]
+        value_parser = clap::value_parser!(u64).range(1..=AFTER_SEQ_MAX))]
     seq: u64,
     /// Tokens in a block [default: as many as the namespace has, or 16].
     #[arg(long, value_name = "TOKENS", value_parser = parse_block_size)]

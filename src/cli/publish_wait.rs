@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::{
-    BatchCursor, DegradedReason, DegradedReasons, ErrorCode, HolderStatusReply, NamespaceName, Rank,
-    WorkerName,
+    BatchCursor, DegradedReason, DegradedReasons, ErrorCode, Gathered, HolderStatusReply, NamespaceName,
+    Rank, WorkerName,
 };
 use tokio::time::Instant;
 
@@ -99,7 +99,8 @@ impl DaemonWatch {
             Ok(status) => {
                 let mut holders = status.holders.into_iter();
                 let found = holders.find(|holder| holder.worker == self.worker && holder.rank == self.rank);
-                Ok(found.map_or(KnownHolder::Unknown, KnownHolder::Status))
+                let absent = || KnownHolder::absent(status.gathered.as_ref());
+                Ok(found.map_or_else(absent, KnownHolder::Status))
             }
             // A namespace does not exist before its first batch, and a daemon that has just started does not know all
             // namespaces yet.
@@ -127,6 +128,15 @@ enum KnownHolder {
 }
 
 impl KnownHolder {
+    /// Returns the state of a holder that an answer does not list. A shard that is missing from the answer may have the
+    /// holder.
+    fn absent(gathered: Option<&Gathered>) -> Self {
+        match gathered.filter(|gathered| !gathered.missing.is_empty()) {
+            Some(gathered) => Self::Refused(format!("{} did not answer", gathered.missing_in_words())),
+            None => Self::Unknown,
+        }
+    }
+
     fn into_status(self) -> Option<HolderStatusReply> {
         match self {
             Self::Status(status) => Some(status),
@@ -184,7 +194,7 @@ fn progress(
 ) -> DaemonProgress {
     let holder = match known {
         KnownHolder::Status(holder) => holder,
-        KnownHolder::Unknown | KnownHolder::Refused(_) if has_said_goodbye => {
+        KnownHolder::Unknown if has_said_goodbye => {
             let text = "applied: the daemon does not know the worker's rank any more\n";
             return DaemonProgress::Applied(text.to_owned());
         }
@@ -276,10 +286,15 @@ mod tests {
 
     #[test]
     fn a_refusal_is_told_in_the_daemons_words() {
-        let refused = KnownHolder::Refused("shard 1 of 2 did not answer".to_owned());
-        let found = progress(&refused, CURSOR, DegradedReasons::default(), false);
+        let gathered = |missing| Gathered { shards: 2, missing };
+        let refused = KnownHolder::absent(Some(&gathered(vec![1])));
         let waiting = DaemonProgress::Waiting("says: shard 1 of 2 did not answer".to_owned());
-        assert_eq!(found, waiting);
+        for has_said_goodbye in [false, true] {
+            let found = progress(&refused, CURSOR, DegradedReasons::default(), has_said_goodbye);
+            assert_eq!(found, waiting);
+        }
+        let whole = KnownHolder::absent(Some(&gathered(Vec::new())));
+        assert_eq!(whole, KnownHolder::Unknown);
     }
 
     /// A test that a dropped batch does not count as applied. The daemon's last batch number can still reach the number

@@ -20,8 +20,7 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
     } else if reply.holders_total > 0 {
         text += &format!("{} found, none shown\n", reply.holders_total);
     } else {
-        let first = counted(asked.min_blocks.max(1).into(), "block", "blocks");
-        text += &format!("nobody holds the first {first}\n");
+        text += &describe_nobody(reply, asked);
     }
     let shown = u32::try_from(reply.holders.len()).unwrap_or(u32::MAX);
     if shown < reply.holders_total && shown > 0 {
@@ -47,6 +46,21 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
     }
     text += &predicted_line(reply);
     text + &describe_gathered(reply.gathered.as_ref())
+}
+
+/// Returns a line for an answer without holders. It says whom the answer is about, and which blocks nobody holds.
+fn describe_nobody(reply: &QueryReply, asked: &QueryOptions) -> String {
+    let whom = match asked.workers {
+        Some(_) => "none of these workers",
+        None => "nobody",
+    };
+    let least = asked.min_blocks.max(1);
+    // A holder without any of the blocks sent may still hold the blocks before the first of them.
+    if reply.unseen_blocks_max >= least {
+        return format!("{whom} is known to hold a block that was sent\n");
+    }
+    let first = counted(least.into(), "block", "blocks");
+    format!("{whom} holds the first {first}\n")
 }
 
 /// Returns a line about the shards that did not answer; empty if all answered.
@@ -311,6 +325,31 @@ gpu-1      0      12      18 %          -         -  degraded: gap
         let text = render_reply(&empty, &asked(false));
         assert!(text.contains("nobody holds the first 1 block"), "{text}");
         assert!(text.contains("2 cannot be found this way"), "{text}");
+        let of_workers = QueryOptions {
+            workers: Some(vec![WorkerName::new("gpu-5").unwrap()]),
+            ..asked(false)
+        };
+        let text = render_reply(&empty, &of_workers);
+        assert!(
+            text.contains("none of these workers holds the first 1 block\n"),
+            "{text}"
+        );
+        // The query gave the positions 4 and 64.
+        let sparse = QueryReply {
+            unseen_blocks_max: 4,
+            ..empty
+        };
+        let text = render_reply(&sparse, &asked(false));
+        assert!(
+            text.contains("nobody is known to hold a block that was sent\n"),
+            "{text}"
+        );
+        let of_five = QueryOptions {
+            min_blocks: 5,
+            ..asked(false)
+        };
+        let text = render_reply(&sparse, &of_five);
+        assert!(text.contains("nobody holds the first 5 blocks\n"), "{text}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Refused publishers: publishers whose batches a daemon drops. The daemon's route `/index` lists them.
 
+use kvatlas_daemon::runbook::{AdviceTable, mend_for};
 use serde::{Deserialize, Serialize};
 
 /// Publisher whose batches are dropped, with the reason.
@@ -12,8 +13,14 @@ pub(super) struct PublisherRefusal {
     pub(super) since_us: Option<u64>,
 }
 
-/// Returns the reason for which batches of `worker` are dropped; `None` if the daemon does not tell it.
-pub(super) fn reason_of<'r>(refused: &'r [PublisherRefusal], worker: &str) -> Option<&'r str> {
-    let known = refused.iter().find(|known| known.worker == worker);
-    known.map(|known| known.reason.as_str())
+impl PublisherRefusal {
+    /// Returns the advice on what to do about this publisher of `namespace`.
+    pub(super) fn mend(&self, namespace: &str) -> String {
+        let culprit = [namespace, &self.worker, ""];
+        mend_for(
+            [self.reason.as_str()].into_iter(),
+            AdviceTable::DropReasons,
+            culprit,
+        )
+    }
 }

@@ -335,6 +335,7 @@ fn render(report: &Report) -> String {
         ("query latency, longest", latency_text(latency.max)),
         ("degraded replies", count_text(report.degraded_replies)),
         ("in doubt for the moment", count_text(report.momentary_replies)),
+        ("queries refused", count_text(report.refused_queries)),
         ("replies checked", count_text(report.checked_replies)),
         ("replies wrong", count_text(report.wrong_replies)),
     ];

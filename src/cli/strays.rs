@@ -1,9 +1,7 @@
 //! Strays. A stray is a namespace that does not exist, although publishers send events of it. A daemon's route `/index` lists
 //! the strays.
 
-use std::fmt;
-
-use kvatlas_daemon::runbook::mend_for;
+use kvatlas_daemon::runbook::{AdviceTable, mend_for};
 use serde::{Deserialize, Serialize};
 
 use super::text::{counted, since};
@@ -23,24 +21,50 @@ pub(super) struct StrayNamespace {
 impl StrayNamespace {
     /// Returns a sentence about the namespace. `now_us` is the present time.
     pub(super) fn describe(&self, now_us: u64) -> String {
+        let Self {
+            namespace,
+            worker,
+            reason,
+            detail,
+            ..
+        } = self;
+        let messages = counted(self.messages, "message", "messages");
         let since = since(Some(self.since_us), now_us);
-        format!("{self}{since}: {}", self.detail)
+        format!(
+            "nothing of namespace {namespace} is taken: {messages}, the last of {worker} ({reason}){since}: {detail}"
+        )
     }
 
     /// Returns the advice on what to do about the namespace.
     pub(super) fn mend(&self) -> String {
         let culprit = [self.namespace.as_str(), &self.worker, ""];
-        mend_for([self.reason.as_str()].into_iter(), "what to do", culprit)
+        mend_for(
+            [self.reason.as_str()].into_iter(),
+            AdviceTable::DropReasons,
+            culprit,
+        )
     }
 }
 
-impl fmt::Display for StrayNamespace {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let messages = counted(self.messages, "message", "messages");
-        write!(
-            formatter,
-            "nothing of namespace {} is taken: {messages}, the last of {} ({})",
-            self.namespace, self.worker, self.reason
-        )
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_on_a_stray_names_no_holder() {
+        let stray = |reason: &str| StrayNamespace {
+            namespace: "new".to_owned(),
+            worker: "gpu-9".to_owned(),
+            reason: reason.to_owned(),
+            detail: String::new(),
+            messages: 1,
+            since_us: 0,
+        };
+        let undecodable = stray("undecodable").mend();
+        assert!(undecodable.starts_with("correct the publisher"), "{undecodable}");
+        // A namespace that does not exist has no holder to resynchronise.
+        assert!(!undecodable.contains("admin resync"), "{undecodable}");
+        let stale = stray("stale_epoch").mend();
+        assert!(stale.ends_with("kvatlas admin forget new gpu-9"), "{stale}");
     }
 }

@@ -8,18 +8,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_nats::Client;
 use clap::Args;
 use kvatlas_bridge::Bridge;
 use kvatlas_client::QueryClient;
 use kvatlas_config::{Config, Said, Secret, SettingFlags, process_environment};
-use kvatlas_core::wire::{Subjects, pool_of_instance, worker_of_instance};
+use kvatlas_core::wire::{AdminCommand, Subjects, pool_of_instance, worker_of_instance};
 use kvatlas_daemon::{Daemon, StartError, namespaces};
 use kvatlas_engines::Format;
-use kvatlas_process::broker::{ConnectPatience, connect};
+use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, connect};
 use kvatlas_process::registry::{EngineRegistry, EngineState, EngineStatus};
 use kvatlas_telemetry::install_shared;
 
-use super::bridge::stop_patience;
+use super::bridge::{note_refusal, stop_patience};
 use super::engines::EngineArguments;
 use super::failure::Failure;
 use super::output::print;
@@ -89,19 +90,12 @@ impl UpArguments {
             }
         };
         announce(&daemon);
-        let nats = connect(
-            daemon.nats(),
-            "bridge",
-            SUBSCRIPTION_CAPACITY,
-            ConnectPatience::Forever,
-            |_| {},
-        );
-        let nats = nats.await.map_err(Failure::failed)?;
+        let nats = connect_bridge(&daemon, &bridge, &subjects_of_queries).await?;
         bridge.start(&nats);
         let queries = QueryClient::new(nats.clone(), subjects_of_queries);
         let signal = tokio::select! {
             signal = follow(&daemon, (&bridge, &queries), &arguments, &mut signals) => signal?,
-            () = arguments.reload_at(hangups, &bridge) => "SIGHUP",
+            () = arguments.reload_at(hangups, &bridge, || daemon.read_tokens_again()) => "SIGHUP",
         };
         tracing::info!(signal, "draining; another signal ends the process at once");
         tokio::select! {
@@ -109,6 +103,27 @@ impl UpArguments {
             signal = signals.next() => Err(Failure::failed(format_args!("ended by {signal} before it was drained"))),
         }
     }
+}
+
+/// Connects the bridge to NATS. The bridge learns of the server's refusals. The daemon logs all other incidents, of its
+/// own connections.
+async fn connect_bridge(daemon: &Daemon, bridge: &Bridge, subjects: &Subjects) -> Result<Client, Failure> {
+    let (noting, commands) = (bridge.clone(), subjects.admin(AdminCommand::Reset));
+    let notice = move |notice: ConnectionNotice| match notice {
+        ConnectionNotice::Connected => noting.forget_refusals(),
+        ConnectionNotice::Refused(refusal) => {
+            note_refusal(&noting, &commands, &refusal);
+        }
+        _ => {}
+    };
+    let connecting = connect(
+        daemon.nats(),
+        "bridge",
+        SUBSCRIPTION_CAPACITY,
+        ConnectPatience::Forever,
+        notice,
+    );
+    connecting.await.map_err(Failure::failed)
 }
 
 /// Loads the settings. If no flag, variable or file gives a setting, the value that [`presume`] returns for it is used.
@@ -278,7 +293,7 @@ fn curl_line(address: SocketAddr, model: &str) -> String {
     )
 }
 
-async fn stop(daemon: Daemon, bridge: Bridge, nats: &async_nats::Client) -> Result<(), Failure> {
+async fn stop(daemon: Daemon, bridge: Bridge, nats: &Client) -> Result<(), Failure> {
     // The daemon's last snapshot must show that the engines are out of sight.
     let is_connected = nats.connection_state() == async_nats::connection::State::Connected;
     let stopping = tokio::time::timeout(stop_patience(is_connected), bridge.stop(false)).await;

@@ -99,7 +99,7 @@ impl QueryClient {
                 HeaderMap::new(),
                 self.patience,
             );
-            return Ok(merged.await?.reply);
+            return Ok(merged.await?.reply?);
         }
         let reply = self.request(self.subjects.query(namespace), payload).await?;
         Ok(QueryReply::decode(&reply.payload)?)
@@ -121,7 +121,7 @@ impl QueryClient {
                 HeaderMap::new(),
                 self.patience,
             );
-            return Ok(merged.await?.reply.results);
+            return Ok(merged.await?.reply?.results);
         }
         let reply = self.request(self.subjects.query(namespace), payload).await?;
         Ok(BatchReply::decode(&reply.payload)?.results)
@@ -133,7 +133,7 @@ impl QueryClient {
             return Ok(gatherer
                 .status(namespace, HeaderMap::new(), self.patience)
                 .await?
-                .reply);
+                .reply?);
         }
         let reply = self.request(self.subjects.status(namespace), Vec::new()).await?;
         Ok(StatusReply::decode(&reply.payload)?)

@@ -3,11 +3,13 @@
 //! A rule is checked only if each of its settings is [settled](Layers::are_settled): its value is neither wrong nor
 //! possibly lost to a syntax error. So a wrong value is reported once, and does not break a rule as well.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use super::declare::Setting;
 use super::effective::{SettingEntries, SettingEntry};
 use super::error::{ConfigError, Origin};
+use super::kind::parse_components;
 use super::layers::Layers;
 
 /// Keys of the settings that each give a way to authenticate to NATS. At most one of them may be given.
@@ -18,8 +20,11 @@ const AUTHENTICATION: [&str; 4] = [
     "nats.user",
 ];
 
+/// End of the error message about settings for Dynamo where no component is given.
+const NO_COMPONENT: &str = ": without one, no router of Dynamo is answered";
+
 /// Triples of a setting, another setting that must be given together with it, and a text that ends the error message.
-const NEEDED: [(&str, &str, &str); 6] = [
+const NEEDED: [(&str, &str, &str); 9] = [
     ("nats.user", "nats.password", ""),
     ("nats.password", "nats.user", ""),
     ("nats.tls_cert_file", "nats.tls_key_file", ""),
@@ -30,6 +35,13 @@ const NEEDED: [(&str, &str, &str); 6] = [
         ": snapshots are written and fetched there",
     ),
     ("grpc.writing", "grpc.namespace", ": reports name no model"),
+    ("dynamo.listen", "dynamo.components", NO_COMPONENT),
+    ("dynamo.discovery", "dynamo.components", NO_COMPONENT),
+    (
+        "dynamo.advertise",
+        "dynamo.listen",
+        ": it is told with the listener's port",
+    ),
 ];
 
 /// Keys of the settings about an external NATS server. None of these settings may be given while `nats.embedded` is on.
@@ -97,6 +109,8 @@ pub(super) fn check(layers: &mut Layers) {
         ),
         check_silence(layers),
         check_listeners(layers),
+        check_told_address(layers),
+        check_components(layers),
         check_namespaces(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
@@ -143,13 +157,45 @@ fn check_listeners(layers: &Layers) -> Vec<ConfigError> {
     pairs.flat_map(|pair| check_addresses(layers, pair)).collect()
 }
 
+/// Checks that Dynamo's routers are told an address to which they can connect. A listener on all addresses has none.
+fn check_told_address(layers: &Layers) -> Vec<ConfigError> {
+    let keys = ["dynamo.listen", "dynamo.discovery", "dynamo.advertise"];
+    let listen = layers.effective.entry("dynamo.listen");
+    let address = listen.and_then(|entry| entry.value.text()?.parse::<SocketAddr>().ok());
+    let is_everywhere = address.is_some_and(|address| address.ip().is_unspecified());
+    let is_told = given(layers, "dynamo.discovery").is_some() && given(layers, "dynamo.advertise").is_none();
+    check_together(layers, &keys, !(is_everywhere && is_told), || {
+        "dynamo.listen on all addresses needs dynamo.advertise beside it: the host that routers are told"
+            .to_owned()
+    })
+}
+
+/// Checks that no component of Dynamo is given twice: its routers could be answered for one tenant only.
+fn check_components(layers: &Layers) -> Vec<ConfigError> {
+    let key = "dynamo.components";
+    let entry = layers.effective.entry(key);
+    let components = entry.and_then(|entry| parse_components(entry.value.text()?));
+    let mut seen = HashSet::new();
+    let twice = components.unwrap_or_default().into_iter().find_map(|one| {
+        let component = format!("{}.{}", one.namespace, one.name);
+        (!seen.insert(component.clone())).then_some(component)
+    });
+    let rule = || {
+        format!(
+            "the component {} is there twice; give it once",
+            twice.clone().unwrap_or_default()
+        )
+    };
+    check_together(layers, &[key], twice.is_none(), rule)
+}
+
 fn check_addresses(layers: &Layers, keys: [&'static str; 2]) -> Vec<ConfigError> {
     let [one, other] = keys.map(|key| {
         let entry = layers.effective.entry(key)?;
         entry.value.text()?.parse::<SocketAddr>().ok()
     });
     let is_right = one.is_none() || one != other || one.is_some_and(|address| address.port() == 0);
-    check_pair(layers, keys, is_right, || {
+    check_together(layers, &keys, is_right, || {
         let [one, other] = keys;
         format!("{one} and {other} are one address; give each a port of its own, or off")
     })
@@ -193,18 +239,18 @@ fn check_order(
     rule: &str,
 ) -> Vec<ConfigError> {
     let [one, other] = keys.map(|key| integer(layers, key));
-    check_pair(layers, keys, is_right(&one, &other), || rule.to_owned())
+    check_together(layers, &keys, is_right(&one, &other), || rule.to_owned())
 }
 
-/// Reports a broken rule about two settings. Reports nothing if the rule holds (`is_right`), or if a value is not
+/// Reports a broken rule about some settings. Reports nothing if the rule holds (`is_right`), or if a value is not
 /// [settled](Layers::are_settled). The error has the origin of the first of `keys` that is given.
-fn check_pair(
+fn check_together(
     layers: &Layers,
-    keys: [&str; 2],
+    keys: &[&str],
     is_right: bool,
     rule: impl FnOnce() -> String,
 ) -> Vec<ConfigError> {
-    if is_right || !layers.are_settled(&keys) {
+    if is_right || !layers.are_settled(keys) {
         return Vec::new();
     }
     let origin = keys.iter().find_map(|key| given(layers, key));
@@ -231,7 +277,7 @@ fn check_silence(layers: &Layers) -> Vec<ConfigError> {
         number(REMOVE_AFTER) == 0 || number(REMOVE_AFTER) > number(STALE_AFTER)
     };
     let keys = [REMOVE_AFTER, STALE_AFTER];
-    let mut errors = check_pair(layers, keys, is_right(&none), || RULE.to_owned());
+    let mut errors = check_together(layers, &keys, is_right(&none), || RULE.to_owned());
     for table in layers.effective.namespaces.values() {
         let own = keys.iter().find_map(|key| table.entries.get(key));
         if let Some(entry) = own

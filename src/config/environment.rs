@@ -29,7 +29,8 @@ pub fn process_environment() -> Vec<(String, String)> {
 
 /// Overrides the values in `layers` with those of the environment. Ignores variables of other programs.
 pub(super) fn read(environment: impl Iterator<Item = (String, String)>, layers: &mut Layers) {
-    let ours = environment.filter(|(name, _)| name.starts_with(ENVIRONMENT_PREFIX) && !is_of_others(name));
+    let ours =
+        environment.filter(|(name, text)| name.starts_with(ENVIRONMENT_PREFIX) && !is_of_others(name, text));
     for (name, text) in ours {
         let Some(setting) = SETTINGS.iter().find(|setting| setting.variable == name) else {
             let allowed = neighbours(&name);
@@ -51,11 +52,15 @@ pub(super) fn read(environment: impl Iterator<Item = (String, String)>, layers: 
     }
 }
 
-/// Whether a variable has the settings' prefix but is for another purpose.
+/// Whether a variable of the value `text` has the settings' prefix but is for another purpose.
 ///
 /// Kubernetes gives every container variables about the services of its namespace. The daemon must start even if a
-/// service is named `kvatlas` or `kvatlas-admin`.
-fn is_of_others(name: &str) -> bool {
+/// service is named `kvatlas` or `kvatlas-admin`. The value of `KVATLAS_PORT` is a URL then, such as
+/// `tcp://10.0.0.1:9464`.
+fn is_of_others(name: &str, text: &str) -> bool {
+    let is_service_url = ["tcp://", "udp://", "sctp://"]
+        .iter()
+        .any(|scheme| text.starts_with(scheme));
     let is_service_port = name.contains("_PORT_")
         && ["_TCP", "_UDP", "_SCTP", "_ADDR", "_PORT", "_PROTO"]
             .iter()
@@ -65,7 +70,7 @@ fn is_of_others(name: &str) -> bool {
         || name.starts_with(TEST_PREFIX)
         || name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
-        || name.ends_with("_PORT")
+        || (name.ends_with("_PORT") && is_service_url)
         || is_service_port
 }
 
@@ -101,7 +106,9 @@ mod tests {
     #[test]
     fn no_setting_is_taken_for_a_variable_of_others() {
         for setting in SETTINGS.iter() {
-            assert!(!is_of_others(&setting.variable), "{}", setting.variable);
+            for text in ["x", "tcp://10.0.0.1:9464"] {
+                assert!(!is_of_others(&setting.variable, text), "{}", setting.variable);
+            }
         }
     }
 
@@ -122,10 +129,24 @@ mod tests {
         ];
         let mut layers = Layers::new();
         read(
-            names.iter().map(|name| (name.to_string(), "x".to_string())),
+            names
+                .iter()
+                .map(|name| (name.to_string(), "tcp://10.0.0.1:9464".to_string())),
             &mut layers,
         );
         assert_eq!(layers.errors, []);
+    }
+
+    #[test]
+    fn a_port_that_is_no_services_is_unknown() {
+        for name in ["KVATLAS_ADMIN_PORT", "KVATLAS_ADMIN_LISTEN_PORT", "KVATLAS_PORT"] {
+            let mut layers = Layers::new();
+            read(
+                std::iter::once((name.to_string(), "9464".to_string())),
+                &mut layers,
+            );
+            assert_eq!(layers.errors.len(), 1, "{name}");
+        }
     }
 
     #[test]

@@ -117,7 +117,7 @@ tables! {
         /// and messages of JetStream wait in the stream.
         lane_queue_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
         /// Maximum number of messages in the NATS client's buffer in front of the lanes' queues; the daemon empties the
-        /// buffer without waiting.
+        /// buffer without waiting. Buffers for queries have room for at least 2048 messages.
         subscription_capacity: usize = "8192", integer(16, 16_777_216);
         /// Approximate maximum of the bytes that one connection has received and the daemon has not taken yet. This
         /// bounds each connection for events of core NATS, for queries, and for answers of publishers. Beyond it, the
@@ -170,7 +170,8 @@ tables! {
 
     /// Settings for asking publishers for missing batches and blocks.
     pub ResyncConfig in [resync] {
-        /// Maximum number of publishers that are asked for missing batches or blocks at the same time; 0 asks none.
+        /// Maximum number of publishers that answer with missing batches or blocks at the same time; 0 asks none. A
+        /// publisher that is silent for 250 ms does not count.
         concurrency: usize = "16", integer(0, 1024);
         /// How long a publisher's answer may take, in milliseconds.
         timeout as timeout_ms: Duration = "5000", milliseconds(10, 600_000);
@@ -262,7 +263,7 @@ tables! {
         /// most memory forgets blocks that no other block follows. 0 is no limit.
         max_bytes_total: u64 = "0", bytes(0, 1024 * TIB);
         /// Maximum length of the name of a namespace or worker.
-        max_name_bytes: usize = "64", integer(1, 64);
+        max_name_bytes: usize = "64", integer(16, 64);
     }
 
     /// Settings of a namespace: block size, hashing, and times of silence. A table `[namespaces.NAME]` of the file
@@ -358,7 +359,7 @@ tables! {
         /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
         listen: Option<SocketAddr> = "off", listen_address();
         /// Host that routers are told together with the listener's port; if unset, routers are told the listener's IP
-        /// address.
+        /// address, which must not be 0.0.0.0 or [::] then.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
         /// Maximum number of bytes of all requests of Dynamo's routers over TCP whose answers are not made yet; a
         /// connection whose request exceeds it is cut off.

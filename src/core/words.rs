@@ -27,7 +27,7 @@ compile_error!("an address of 48 bits and a length share a word of 64 bits");
 
 const ADDRESS_BITS: u32 = 48;
 /// Minimum length of a long array. The length of a long array is a power of two, and only its logarithm is stored.
-const LONG: usize = 1 << 15;
+pub(crate) const LONG: usize = 1 << 15;
 
 /// Replaced arrays that no reader sees any more, and that are still to be freed. They come from all indexes of the
 /// process. [`COUNT`] is the number of these arrays.

@@ -145,5 +145,5 @@ mod start_error;
 mod traces;
 mod troubles;
 
-pub use life::{Daemon, NamespaceError, ReloadReport, StopReport, namespaces};
+pub use life::{Daemon, NamespaceError, ReloadError, ReloadReport, StopReport, namespaces};
 pub use start_error::StartError;

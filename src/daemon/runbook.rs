@@ -24,13 +24,49 @@ pub fn entries(word: &str) -> Vec<Entry> {
     PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
 }
 
-/// Returns the advice about `words`. The advice about a word is the first sentence about it in a table column called
-/// `title`. If there is no such sentence, the advice is the command that explains the word. Repeated advice is given
-/// once.
-pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
+/// Table of the page for operators that has advice. One word may stand in several tables, with different advice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdviceTable {
+    /// Preconditions of readiness (latches).
+    Latches,
+    /// Reasons for which a holder is not exact.
+    DegradedReasons,
+    /// Reasons for which batches are dropped.
+    DropReasons,
+    /// Troubles that concern no holder and no batch, each by the name of its alert.
+    OtherTroubles,
+}
+
+impl AdviceTable {
+    /// Returns the heading of the table's section, and the title of the column with the advice.
+    fn place(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Latches => ("Readiness", "if it stays unset"),
+            Self::DegradedReasons => ("Degraded holders", "what to do"),
+            Self::DropReasons => ("Dropped batches", "what to do"),
+            Self::OtherTroubles => ("Other troubles", "what to do"),
+        }
+    }
+
+    /// Returns the advice about `word` in this table.
+    fn advice(self, word: &str) -> Option<String> {
+        let (section, title) = self.place();
+        let entries = entries_of(PAGES[0], word).into_iter();
+        let mut said = entries
+            .filter(|entry| entry.section == section)
+            .flat_map(|entry| entry.said);
+        said.find(|(column, _)| column == title).map(|(_, text)| text)
+    }
+}
+
+/// Returns the advice about `words` in a table. If the table has no advice about a word, the advice is the command that
+/// explains the word. Repeated advice is given once.
+pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, table: AdviceTable) -> String {
     let mut mends: Vec<String> = Vec::new();
     for word in words {
-        let mend = said_of(word, title).unwrap_or_else(|| format!("kvatlas explain {word}"));
+        let mend = table
+            .advice(word)
+            .unwrap_or_else(|| format!("kvatlas explain {word}"));
         if !mends.contains(&mend) {
             mends.push(mend);
         }
@@ -41,23 +77,17 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
 /// Placeholder in the commands on the pages for operators. It stands for a holder's namespace, worker and rank.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 
-/// Returns the advice of [`mend_of`] for one holder. The commands in the advice name the holder's namespace, worker and
-/// rank. With an empty `rank`, they are about all ranks.
-pub fn mend_for<'a>(
-    words: impl Iterator<Item = &'a str>,
-    title: &str,
-    [namespace, worker, rank]: [&str; 3],
-) -> String {
-    let culprit = format!("{namespace} {worker} {rank}");
-    mend_of(words, title).replace(CULPRIT, culprit.trim_end())
+/// Returns the advice of [`mend_of`] for one holder. The commands in the advice are about the `culprit`, as
+/// [`named`] has it.
+pub fn mend_for<'a>(words: impl Iterator<Item = &'a str>, table: AdviceTable, culprit: [&str; 3]) -> String {
+    named(&mend_of(words, table), culprit)
 }
 
-/// Returns the first sentence about `word` in a table column with this `title`.
-fn said_of(word: &str, title: &str) -> Option<String> {
-    // The pages are read lazily, one by one: for most words the first page is enough.
-    let entries = PAGES.iter().flat_map(|page| entries_of(page, word));
-    let mut said = entries.flat_map(|entry| entry.said);
-    said.find(|(column, _)| column == title).map(|(_, text)| text)
+/// Returns `advice` with commands that name the holder's namespace, worker and rank. With an empty `rank`, the commands
+/// are about all ranks.
+pub fn named(advice: &str, [namespace, worker, rank]: [&str; 3]) -> String {
+    let culprit = format!("{namespace} {worker} {rank}");
+    advice.replace(CULPRIT, culprit.trim_end())
 }
 
 /// Returns all words that the pages for operators explain, in the order of the pages.
@@ -194,7 +224,7 @@ mod tests {
     fn every_reason_says_what_to_do() {
         for reason in DegradedReason::ALL {
             let word = reason.as_str();
-            let mend = said_of(word, "what to do");
+            let mend = AdviceTable::DegradedReasons.advice(word);
             assert!(mend.is_some_and(|mend| mend.len() > 10), "{word}");
             assert!(words().contains(&word), "{word}");
         }
@@ -204,7 +234,7 @@ mod tests {
     fn what_several_words_need_is_said_once() {
         let mend = mend_of(
             ["disk_gap", "changing", "external_gap", "none"].into_iter(),
-            "what to do",
+            AdviceTable::DegradedReasons,
         );
         let expected = "see engines for which connectors tell what; nothing: ask again; kvatlas explain none";
         assert_eq!(mend, expected);
@@ -212,14 +242,29 @@ mod tests {
 
     #[test]
     fn commands_name_the_culprit() {
-        let mend = mend_for(["gap"].into_iter(), "what to do", ["demo", "gpu-0", "1"]);
-        assert!(mend.contains("kvatlas admin resync demo gpu-0 1"), "{mend}");
+        let mend = |word: &str, culprit| mend_for([word].into_iter(), AdviceTable::DegradedReasons, culprit);
+        let gap = mend("gap", ["demo", "gpu-0", "1"]);
+        assert!(gap.contains("kvatlas admin resync demo gpu-0 1"), "{gap}");
+        let stale = mend("stale", ["demo", "gpu-0", ""]);
+        assert!(stale.ends_with("kvatlas admin forget demo gpu-0"), "{stale}");
+    }
+
+    #[test]
+    fn a_word_of_two_tables_has_the_advice_of_each() {
+        let mend = |table| mend_of(["undecodable"].into_iter(), table);
+        let of_holder = mend(AdviceTable::DegradedReasons);
+        assert!(of_holder.contains("kvatlas admin resync"), "{of_holder}");
+        // A publisher whose batches are all dropped has no holder that could be resynchronised.
+        let of_batch = mend(AdviceTable::DropReasons);
+        assert!(of_batch.starts_with("correct the publisher"), "{of_batch}");
+        assert!(!of_batch.contains("kvatlas admin"), "{of_batch}");
+        assert_eq!(mend(AdviceTable::Latches), "kvatlas explain undecodable");
     }
 
     #[test]
     fn every_reason_for_which_batches_are_dropped_says_what_to_do() {
         for reason in DropReason::ALL {
-            let mend = said_of(reason.as_str(), "what to do");
+            let mend = AdviceTable::DropReasons.advice(reason.as_str());
             assert!(mend.is_some_and(|mend| mend.len() > 10), "{reason}");
         }
     }

@@ -14,6 +14,7 @@ use kvatlas_core::wire::{Subjects, WireLimits};
 
 use super::hints::Hints;
 use super::history::History;
+use super::http::TokenFiles;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
 use super::queries::{Answerer, HeavyTurns, MissingShards, QuerySample, Source};
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) http_limits: Live<WireLimits>,
     /// Time without any holder after which a namespace is forgotten.
     pub(crate) empty_namespace: Live<Duration>,
+    /// Files with the tokens of all listeners.
+    pub(crate) tokens: TokenFiles,
     /// Source of the answers of all listeners: the index, or the shards that a gateway asks. Empty until the first
     /// listener asks for the source.
     pub(crate) source: OnceCell<Arc<Source>>,

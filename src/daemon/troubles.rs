@@ -8,7 +8,6 @@ use serde::Serialize;
 
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::RefusedPublisher;
-use kvatlas_core::wire::WorkerName;
 
 use super::lanes::epoch_ahead_s;
 
@@ -18,10 +17,11 @@ const NAMED_MAX: usize = 8;
 /// Publishers and holders that cause troubles, as a table of names and numbers for the admin listener.
 #[derive(Debug, Serialize)]
 pub(crate) struct Troubles {
-    /// Publishers whose batches are dropped. Such a publisher has no holder that could show the trouble.
-    refused_publishers: Vec<WorkerName>,
-    /// Publishers of `refused_publishers`, each with the reason for which its batches are dropped.
+    /// Publishers whose batches are dropped, each with the reason. Such a publisher has no holder that could show the
+    /// trouble.
     refused: Vec<RefusedPublisher>,
+    /// Number of all publishers whose batches are dropped, including publishers that `refused` does not name.
+    refused_total: usize,
     /// Some of the holders whose epoch lies in the future, each as `WORKER/RANK`.
     ahead: Vec<String>,
     /// Earliest time at which this daemon saw one of the epochs counted in `epochs_ahead` begin, in microseconds since
@@ -40,10 +40,12 @@ impl Troubles {
         let mut ahead: Vec<_> = holders.iter().filter(is_ahead).collect();
         ahead.sort_unstable_by(|one, other| one.id.cmp(&other.id));
         let begun = ahead.iter().map(|holder| holder.status.epoch_since_us.load());
-        let refused = namespace.indexer.refused().named(NAMED_MAX);
+        let mut refused = namespace.indexer.refused().named(usize::MAX);
+        let refused_total = refused.len();
+        refused.truncate(NAMED_MAX);
         Self {
-            refused_publishers: refused.iter().map(|known| known.worker.clone()).collect(),
             refused,
+            refused_total,
             epochs_ahead: ahead.len(),
             ahead_since_us: begun.filter(|since_us| *since_us > 0).min(),
             ahead: ahead
@@ -58,8 +60,8 @@ impl Troubles {
 #[cfg(test)]
 mod tests {
     use crate::shared::unbounded;
-    use kvatlas_core::stream::RefusedAt;
-    use kvatlas_core::wire::{BatchCursor, HolderId, NamespaceName};
+    use kvatlas_core::stream::{RefusedAt, RefusedName};
+    use kvatlas_core::wire::{BatchCursor, HolderId, NamespaceName, WorkerName};
 
     use super::*;
 
@@ -75,7 +77,7 @@ mod tests {
             listened_us: seconds,
             unix_us: NOW_US + seconds,
         };
-        let refused = worker("wide");
+        let refused = RefusedName::from(&worker("wide"));
         namespace
             .indexer
             .refused()
@@ -98,12 +100,24 @@ mod tests {
         let _holders = [register("b", 7), register("a", 0), register("c", 8)];
         let told = serde_json::to_value(Troubles::of(&namespace, NOW_US)).unwrap();
         let expected = serde_json::json!({
-            "refused_publishers": ["wide"],
             "refused": [{"worker": "wide", "reason": "other_settings", "since_us": NOW_US + 1}],
+            "refused_total": 1,
             "ahead": ["a/0", "b/0", "c/0"],
             "ahead_since_us": 7,
             "epochs_ahead": 3,
         });
         assert_eq!(told, expected);
+        for number in 0..NAMED_MAX {
+            let refused = RefusedName::from(&worker(&format!("odd-{number}")));
+            namespace
+                .indexer
+                .refused()
+                .note(&refused, 0, "undecodable", at(9));
+        }
+        let told = Troubles::of(&namespace, NOW_US);
+        assert_eq!(
+            (told.refused.len(), told.refused_total),
+            (NAMED_MAX, NAMED_MAX + 1)
+        );
     }
 }

@@ -290,11 +290,15 @@ pub struct PlacedDoubt {
     pub tier: Option<Tier>,
 }
 
+/// Memory of a batch that is kept for the next payload in any case, in bytes. A decoder's buffers are kept up to this
+/// size.
+pub(crate) const KEPT_BYTES_MAX: usize = 4 << 20;
+/// Maximum memory that a batch keeps for a payload, as a multiple of the payload's size.
+const KEPT_TIMES_MAX: usize = 64;
+
 /// One decoded payload.
 #[derive(Debug, Clone, Default)]
 pub struct EngineBatch {
-    /// Time when the engine made the batch, in seconds since the Unix epoch.
-    pub time: Option<f64>,
     /// The data-parallel rank; `None` if the payload doesn't tell it.
     pub rank: Option<Rank>,
     /// The envelope, if there was one.
@@ -335,7 +339,7 @@ impl EngineBatch {
     }
 
     /// Returns the doubts about holders' blocks, in order. A doubt begins where a part of the payload could not be
-    /// read. Doubts that a later clear in the payload has ended are left out.
+    /// read. A later clear in the payload ends a doubt, but does not remove it from this list.
     pub fn doubts(&self) -> &[PlacedDoubt] {
         &self.doubts
     }
@@ -380,9 +384,18 @@ impl EngineBatch {
             + self.text.capacity()
     }
 
+    /// Empties the batch for a payload of `payload_bytes` bytes. Its memory is kept, unless it is far more than this
+    /// payload needs. So one large payload does not take memory for ever.
+    pub(crate) fn begin(&mut self, payload_bytes: impl FnOnce() -> usize) {
+        let kept = self.capacity_bytes();
+        if kept > KEPT_BYTES_MAX && kept / KEPT_TIMES_MAX > payload_bytes() {
+            *self = Self::default();
+        }
+        self.clear();
+    }
+
     /// Empties the batch. Its memory is kept.
     pub fn clear(&mut self) {
-        self.time = None;
         self.rank = None;
         self.envelope = None;
         self.reasons = ReasonCounts::default();

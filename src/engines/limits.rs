@@ -5,7 +5,8 @@
 /// refused: only the events beyond the bound are left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeLimits {
-    /// Maximum size of a payload, in bytes. The decoded batch takes at most twelve times as much memory.
+    /// Maximum size of a payload, in bytes. The decoded batch takes at most twelve times as much memory. If events
+    /// list components of SGLang, it takes at most 48 times as much.
     pub payload_bytes_max: usize,
     /// Maximum number of events in one payload. A long payload may have more: one event for every 24 bytes.
     pub events_max: usize,
@@ -18,6 +19,12 @@ pub struct DecodeLimits {
 const BYTES_AN_EVENT: usize = 24;
 
 impl DecodeLimits {
+    /// Maximum number of events that are made from the events of a payload. An event of SGLang that lists components
+    /// makes up to five events. There is room for four of every event that has 48 bytes or more.
+    pub(crate) fn made_events_max(&self) -> usize {
+        self.events_max.saturating_mul(2)
+    }
+
     /// The limits for a payload of `bytes` bytes: longer payloads may have more events. The memory for events is bounded by the
     /// payload's length.
     pub(crate) fn for_payload(&self, bytes: usize) -> Self {

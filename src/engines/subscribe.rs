@@ -194,8 +194,7 @@ impl KvEventFrame {
     ///
     /// An event that can't be read is counted in [`EngineBatch::reasons`] and left out.
     pub fn read(&self, limits: &DecodeLimits, batch: &mut EngineBatch) {
-        batch.clear();
-        batch.time = Some(self.timestamp);
+        batch.begin(|| self.encoded_len());
         batch.rank = self.rank();
         let events_max = match self.events.len() > limits.events_max {
             true => limits.for_payload(self.encoded_len()).events_max,

@@ -10,25 +10,6 @@ type batch struct {
 	profile *profile
 }
 
-// A profile is what a batch tells of a holder beside its blocks.
-type profile struct {
-	address string
-	labels  map[string]string
-}
-
-// put writes both, as a batch with either tells both: an empty address without labels takes back what was told.
-func (p *profile) put(entries fields) {
-	if p == nil {
-		return
-	}
-	if p.address != "" || len(p.labels) == 0 {
-		entries["address"] = p.address
-	}
-	if len(p.labels) > 0 {
-		entries["labels"] = p.labels
-	}
-}
-
 // encode makes the payload. Without timeUs, which is above 0, it is a part of a full state.
 func (b *batch) encode(cursor Cursor, timeUs uint64) ([]byte, error) {
 	events := make([]fields, 0, len(b.changes))
@@ -54,7 +35,9 @@ type batcher struct {
 	// seal takes a batch that is full.
 	seal func(tier Tier, changes []change)
 
+	// tier is that of the open batch, once it has a change that is about a tier.
 	tier    Tier
+	isTier  bool
 	changes []change
 	size    int
 }
@@ -66,7 +49,10 @@ func (b *batcher) add(next change) {
 			b.flush()
 		}
 		if len(b.changes) == 0 {
-			b.tier, b.size = next.tier, batchBytes
+			b.tier, b.isTier, b.size = Device, false, batchBytes
+		}
+		if next.hasTier() {
+			b.tier, b.isTier = next.tier, true
 		}
 		head, rest := next.cut(b.bytesMax - b.size)
 		b.changes, b.size = append(b.changes, head), b.size+head.size()
@@ -79,8 +65,12 @@ func (b *batcher) add(next change) {
 
 // hasRoom says whether the open batch can take a change whole.
 func (b *batcher) hasRoom(next *change) bool {
-	is := b.tier == next.tier || !next.hasTier()
-	return is && len(b.changes) < b.eventsMax && b.size+next.size() <= b.bytesMax && len(next.hashes) <= eventBlocksMax
+	return !b.isOther(next) && len(b.changes) < b.eventsMax && b.size+next.size() <= b.bytesMax && len(next.hashes) <= eventBlocksMax
+}
+
+// isOther says whether a change is about another tier than the open batch.
+func (b *batcher) isOther(next *change) bool {
+	return b.isTier && next.hasTier() && b.tier != next.tier
 }
 
 // flush seals what is open, if anything is.

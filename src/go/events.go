@@ -183,7 +183,7 @@ func (c *change) entries() fields {
 	case kindRemoved:
 		entries["sequence_hashes"] = hashBlob(c.hashes)
 	case kindDoubted:
-		// The only doubt of a publisher that tells what it knows at first hand: it had no room for some blocks.
+		// The only doubt of a publisher that tells what it knows at first hand: its table lacks some blocks.
 		entries["reasons"] = []string{"upstream_gap"}
 	}
 	return entries

@@ -86,6 +86,9 @@ func (o PublisherOptions) completed(payloadMax int64) (PublisherOptions, error) 
 	if o.BlockSize > blockSizeMax {
 		return o, fmt.Errorf("%w: BlockSize goes up to %d", ErrInvalid, blockSizeMax)
 	}
+	if err := o.takeProfile(); err != nil {
+		return o, err
+	}
 	if o.HeartbeatInterval <= 0 {
 		o.HeartbeatInterval = time.Second
 	}
@@ -100,6 +103,24 @@ func (o PublisherOptions) completed(payloadMax int64) (PublisherOptions, error) 
 	o.BatchBytesMax = int(larger(uint64(atMost(o.BatchBytesMax, room)), payloadOverhead))
 	o.ChunkBytesMax = int(larger(uint64(atMost(o.ChunkBytesMax, room)), payloadOverhead))
 	return o, nil
+}
+
+// takeProfile checks the address and the labels, and makes them independent of the caller's map.
+func (o *PublisherOptions) takeProfile() error {
+	if o.Address != "" {
+		if err := checkAddress(o.Address); err != nil {
+			return err
+		}
+	}
+	if err := checkLabels(o.Labels); err != nil {
+		return err
+	}
+	own := make(map[string]string, len(o.Labels))
+	for key, value := range o.Labels {
+		own[key] = value
+	}
+	o.Labels = own
+	return nil
 }
 
 // payloadRoom is how many bytes of batches fit into a message of a server that takes so many bytes a message.

@@ -140,21 +140,21 @@ func (p *Publisher) TryPublish(events ...Event) error {
 func (p *Publisher) Flush(ctx context.Context) (Cursor, error) {
 	ctx, cancel := withPatience(ctx, closePatience)
 	defer cancel()
-	next := call{flushed: make(chan flushed, 1)}
+	next := call{flush: newFlush()}
 	if err := p.queue.put(ctx, next, false); err != nil {
 		return Cursor{}, err
 	}
-	return p.confirmed(ctx, next.flushed)
+	return p.confirmed(ctx, next.flush)
 }
 
 // Goodbye publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
 func (p *Publisher) Goodbye(ctx context.Context) error {
 	ctx, cancel := withPatience(ctx, closePatience)
 	defer cancel()
-	last := call{changes: []change{{kind: kindGoodbye}}, size: eventBytes, flushed: make(chan flushed, 1)}
+	last := call{changes: []change{{kind: kindGoodbye}}, size: eventBytes, flush: newFlush()}
 	err := p.queue.put(ctx, last, true)
 	if err == nil {
-		_, err = p.confirmed(ctx, last.flushed)
+		_, err = p.confirmed(ctx, last.flush)
 	}
 	if closed := p.Close(ctx); err == nil {
 		err = closed
@@ -227,11 +227,9 @@ func (p *Publisher) checked(events []Event) (call, error) {
 }
 
 // confirmed waits until a flush has been reached, and the server has all before it.
-func (p *Publisher) confirmed(ctx context.Context, reached <-chan flushed) (Cursor, error) {
-	var found flushed
-	select {
-	case found = <-reached:
-	case <-ctx.Done():
+func (p *Publisher) confirmed(ctx context.Context, reached *flush) (Cursor, error) {
+	found, is := reached.wait(ctx)
+	if !is {
 		return Cursor{}, fmt.Errorf("kvatlas: what is queued has not left: %w", ctx.Err())
 	}
 	if found.failure != nil {
@@ -307,6 +305,9 @@ func (p *Publisher) obey(next call) {
 	// After a reconnect, the server may take smaller messages.
 	p.open.bytesMax = atMost(p.options.BatchBytesMax, payloadRoom(p.nats.MaxPayload()))
 	isFull := p.open.size+next.size > p.open.bytesMax || len(p.open.changes)+len(next.changes) > p.open.eventsMax
+	for index := range next.changes {
+		isFull = isFull || p.open.isOther(&next.changes[index])
+	}
 	if len(p.open.changes) > 0 && isFull {
 		// A call that fits into one batch is not divided among two.
 		p.open.flush()
@@ -314,11 +315,10 @@ func (p *Publisher) obey(next call) {
 	for _, made := range next.changes {
 		p.open.add(made)
 	}
-	if p.options.BatchDelay < 0 || next.flushed != nil {
+	if p.options.BatchDelay < 0 || next.flush != nil {
 		p.open.flush()
 	}
-	if next.flushed != nil {
-		next.flushed <- flushed{p.Cursor(), p.failure}
+	if next.flush != nil && next.flush.tell(flushed{p.Cursor(), p.failure}) {
 		p.failure = nil
 	}
 }
@@ -331,8 +331,8 @@ func (p *Publisher) drop() {
 			return
 		}
 		p.counters.callsDropped.Add(1)
-		if next.flushed != nil {
-			next.flushed <- flushed{p.Cursor(), ErrStopped}
+		if next.flush != nil {
+			next.flush.tell(flushed{p.Cursor(), ErrStopped})
 		}
 	}
 }
@@ -421,17 +421,27 @@ func (p *Publisher) answer(question *nats.Msg) {
 func (p *Publisher) answerTo(payload []byte) (answer, error) {
 	// The connection may hold its own lock for long.
 	room := payloadRoom(p.nats.MaxPayload())
+	request, made, begun, err := p.answerFrom(payload, room)
+	if begun > 0 {
+		// The caller's function may ask the publisher for something.
+		p.options.Log(fmt.Sprintf("%s: a daemon knew epoch %d, so epoch %d begins", p.subject, *request.Epoch, begun))
+	}
+	return made, err
+}
+
+// answerFrom makes an answer in which parts of it have so many bytes, and gives the epoch that has begun for it, if one has.
+func (p *Publisher) answerFrom(payload []byte, room int) (request *resyncRequest, made answer, begun uint64, err error) {
 	p.lock.Lock()
 	defer p.lock.Unlock()
-	request, err := p.outbox.decodeRequest(payload)
-	if err != nil {
-		return answer{}, err
+	if request, err = p.outbox.decodeRequest(payload); err != nil {
+		return request, made, begun, err
 	}
 	if p.outbox.riseAbove(*request.Epoch, time.Now()) {
-		p.options.Log(fmt.Sprintf("%s: a daemon knew epoch %d, so epoch %d begins", p.subject, *request.Epoch, p.outbox.cursor.Epoch))
+		begun = p.outbox.cursor.Epoch
 	}
 	p.outbox.room = room
-	return p.outbox.answer(request)
+	made, err = p.outbox.answer(request)
+	return request, made, begun, err
 }
 
 func (p *Publisher) refuse(question *nats.Msg, err error) {

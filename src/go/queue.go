@@ -4,14 +4,48 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 )
 
 // A call waits to be published: changes, or a flush, or both.
 type call struct {
 	changes []change
 	size    int
-	// flushed is told when everything before has left. It has room for one word.
-	flushed chan flushed
+	// flush is told when everything before has left.
+	flush *flush
+}
+
+// A flush waits for all calls before it. Its caller may give up, and is told nothing then: what has failed is told to the next one.
+type flush struct {
+	// reached has room for one word.
+	reached chan flushed
+	// isOver says that the caller has been told, or has given up.
+	isOver atomic.Bool
+}
+
+func newFlush() *flush { return &flush{reached: make(chan flushed, 1)} }
+
+// tell says whether the caller hears of it.
+func (f *flush) tell(word flushed) bool {
+	if !f.isOver.CompareAndSwap(false, true) {
+		return false
+	}
+	f.reached <- word
+	return true
+}
+
+// wait waits for the word. It says whether there is one.
+func (f *flush) wait(ctx context.Context) (flushed, bool) {
+	select {
+	case word := <-f.reached:
+		return word, true
+	case <-ctx.Done():
+		if f.isOver.CompareAndSwap(false, true) {
+			return flushed{}, false
+		}
+		// It is under way.
+		return <-f.reached, true
+	}
 }
 
 // flushed is the last batch at a flush, and why one before it was not sent.

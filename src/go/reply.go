@@ -87,7 +87,7 @@ type HolderMatch struct {
 // A TierMatch is how many of the matched blocks lie on the device, and on device and host together.
 type TierMatch struct{ DeviceBlocks, HostBlocks, DeviceUsableBlocks, HostUsableBlocks uint64 }
 
-// A DropOut is the first block that a holder does not have, and how many others do.
+// A DropOut is the first block that a holder does not have, and how many others hold the query up to and including it.
 type DropOut struct {
 	Position     uint32
 	LineageHash  LineageHash

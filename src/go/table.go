@@ -4,7 +4,7 @@ package kvatlas
 type table struct {
 	blocks    map[uint64]held
 	blocksMax int
-	// isShort says that there was no room for some blocks, and so that a full state is none.
+	// isShort says that blocks are missing that the holder may still have: there was no room for them, or another block has their hash.
 	isShort bool
 }
 
@@ -39,6 +39,8 @@ func (t *table) store(stored *change) {
 			return
 		}
 		if known.parent != parent || known.position != position {
+			// The name moves to this block. Nobody can tell whether the holder still has the other one.
+			t.isShort = t.isShort || is
 			known = held{parent: parent, position: position}
 		}
 		known.tiers |= 1 << stored.tier

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 
-use kvatlas_client::publish::HolderPublisher;
+use kvatlas_client::publish::{CutBounds, HolderPublisher, PublisherError, cut_events};
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
-    DegradedReason, HolderMatch, NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier,
+    DegradedReason, Event, HolderMatch, NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier,
 };
 
 use super::check::difference;
@@ -25,7 +25,7 @@ use super::fleet::{ExpectedHolder, Fleet, FleetSize};
 use super::random_routing::random_routing_hit_rate;
 use super::report::{Report, Tally};
 use super::request::Request;
-use super::session::{POLLS, PROGRESS_PATIENCE, Session, known};
+use super::session::{DaemonAnswer, POLLS, PROGRESS_PATIENCE, Session, answered};
 use fastrand::Rng;
 
 /// Maximum number of queries in one request of a check, which compares replies with the truth.
@@ -33,6 +33,11 @@ const BATCH_QUERIES_MAX: usize = 128;
 /// Target size of one request to the daemon and of its reply, when replies are compared with the truth. In bytes.
 /// Every NATS server accepts messages of twice this size.
 const BATCH_BYTES: usize = 512 << 10;
+/// Bounds on one batch of events. They are below the publisher's own.
+const BATCH: CutBounds = CutBounds {
+    events_max: 256,
+    bytes_max: 256 << 10,
+};
 /// Approximate bytes of one holder in a reply.
 const HOLDER_BYTES: usize = 96;
 /// Maximum number of earlier requests that are drawn at a checkpoint, to compare replies about them with the truth.
@@ -76,8 +81,7 @@ pub struct Replay<'session> {
 
 /// Reply to one query of the run, with the time that it took.
 struct TimedReply {
-    /// The reply. `None` while the daemon does not know the namespace.
-    reply: Option<QueryReply>,
+    answer: DaemonAnswer<QueryReply>,
     latency: Duration,
 }
 
@@ -166,9 +170,12 @@ impl<'session> Replay<'session> {
         let mut matches = vec![0; self.options.size.workers.get()];
         if let Some(answer) = answer {
             self.tally.record_latency(answer.latency);
-            if let Some(reply) = answer.reply {
-                matches = self.fleet.matches_in(&reply);
-                self.tally.record_doubts(&reply);
+            match answer.answer {
+                DaemonAnswer::Reply(reply) => {
+                    matches = self.fleet.matches_in(&reply);
+                    self.tally.record_doubts(&reply);
+                }
+                DaemonAnswer::UnknownNamespace | DaemonAnswer::Unavailable => self.tally.refused_queries += 1,
             }
         }
         let served = self.fleet.serve(request, &matches);
@@ -180,9 +187,8 @@ impl<'session> Replay<'session> {
         if let Some(publisher) = self.publishers.get(served.worker)
             && !served.events.is_empty()
         {
-            self.tally.batches += 1;
             self.touched.insert(served.worker);
-            publisher.publish(Tier::DEVICE, served.events).await?;
+            self.tally.batches += publish(publisher, served.events).await?;
         }
         Ok(())
     }
@@ -251,12 +257,17 @@ impl<'session> Replay<'session> {
         while !left.is_empty() {
             let (batch, rest) = left.split_at(batch_length(left, self.options.size.workers.get()));
             left = rest;
-            let Some(results) = self.settled(batch).await? else {
-                // Nothing was ever published, so no worker holds any block.
-                continue;
-            };
+            let answer = self.settled(batch).await?;
             for (number, chain) in batch.iter().enumerate() {
-                let found = self.difference(chain, results.get(number));
+                let found = match &answer {
+                    DaemonAnswer::Reply(results) => self.difference(chain, results.get(number)),
+                    // Of an unknown namespace, no worker holds any block.
+                    DaemonAnswer::UnknownNamespace if self.fleet.expected_holders(chain).is_empty() => None,
+                    DaemonAnswer::UnknownNamespace => {
+                        Some("the daemon does not know the namespace".to_owned())
+                    }
+                    DaemonAnswer::Unavailable => Some("the daemon could not answer".to_owned()),
+                };
                 let text = found.map(|found| format!("{}-block prompt: {found}", chain.len()));
                 self.tally.record_check(text);
             }
@@ -264,22 +275,29 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Returns the daemon's replies about these chains, or `None` if nothing was ever published. Call it when all
-    /// events have been applied. On a busy machine, a reply may still say that the daemon is behind. Then the daemon is
-    /// asked again.
-    async fn settled(&self, batch: &[&[SequenceHash]]) -> Result<Option<Vec<QueryResult>>, SimulationError> {
+    /// Returns the daemon's replies about these chains. Call it when all events have been applied. On a busy machine,
+    /// the daemon may still be behind, or unable to answer. Then it is asked again.
+    async fn settled(
+        &self,
+        batch: &[&[SequenceHash]],
+    ) -> Result<DaemonAnswer<Vec<QueryResult>>, SimulationError> {
         let asked_first = Instant::now();
         let mut asked = 0_u32;
         loop {
             let queries: Vec<_> = batch.iter().copied().map(query).collect();
             let routers = self.session.routers();
-            let results = known(routers.query_batch(self.session.namespace(), queries).await)?;
-            let is_momentary = results.iter().flatten().any(|result| match result {
+            let answer = answered(routers.query_batch(self.session.namespace(), queries).await)?;
+            let is_behind = |result: &QueryResult| match result {
                 QueryResult::Reply(reply) => reply.holders.iter().any(may_be_behind),
                 QueryResult::Error(_) => false,
-            });
+            };
+            let is_momentary = match &answer {
+                DaemonAnswer::Reply(results) => results.iter().any(is_behind),
+                DaemonAnswer::UnknownNamespace => false,
+                DaemonAnswer::Unavailable => true,
+            };
             if !is_momentary || asked_first.elapsed() >= PROGRESS_PATIENCE {
-                return Ok(results);
+                return Ok(answer);
             }
             asked = asked.saturating_add(1);
             tokio::time::sleep(POLLS.pause(asked)).await;
@@ -311,6 +329,19 @@ impl<'session> Replay<'session> {
         let random_hit_rate = random_routing_hit_rate(requests, size, seed)?;
         Ok(Report::new(&self.tally, size, seed, random_hit_rate))
     }
+}
+
+/// Publishes the events of one request, in as many batches as they need. Returns the number of batches.
+pub(super) async fn publish(
+    publisher: &HolderPublisher,
+    events: Vec<Event>,
+) -> Result<usize, PublisherError> {
+    let batches = cut_events(events, BATCH);
+    let count = batches.len();
+    for events in batches {
+        publisher.publish(Tier::DEVICE, events).await?;
+    }
+    Ok(count)
 }
 
 /// Returns how many of the chains fit into one request: both the request and its reply must stay within bounds.
@@ -346,9 +377,9 @@ async fn ask(
     }
     let query = SingleQuery::new(QueryKey::SequenceHashes(chain));
     let begun = Instant::now();
-    let reply = known(routers.query(&namespace, query).await)?;
+    let answer = answered(routers.query(&namespace, query).await)?;
     Ok(Some(TimedReply {
-        reply,
+        answer,
         latency: begun.elapsed(),
     }))
 }

@@ -51,6 +51,8 @@ pub struct Tally {
     /// Replies in which a holder was degraded, but only for a moment: its events were being applied or were waiting.
     /// Not counted in `degraded_replies`.
     pub momentary_replies: usize,
+    /// Queries of the run that a daemon refused, because it did not know the namespace or could not answer.
+    pub refused_queries: usize,
     /// Replies that were compared with the truth at a time when all events had been applied.
     pub checked_replies: usize,
     /// Replies that differed from the truth.
@@ -79,6 +81,7 @@ impl Tally {
             indexed_blocks: 0,
             degraded_replies: 0,
             momentary_replies: 0,
+            refused_queries: 0,
             checked_replies: 0,
             wrong_replies: 0,
             differences: Vec::new(),
@@ -176,6 +179,9 @@ pub struct Report {
     /// Replies in which holders were degraded for a moment only (`changing` or `behind`). Not counted in
     /// `degraded_replies`.
     pub momentary_replies: usize,
+    /// Queries of the run that a daemon refused, because it did not know the namespace or could not answer. Until the
+    /// first events are applied, no daemon knows the namespace.
+    pub refused_queries: usize,
     /// Latencies of the queries of the run.
     pub query_us: QueryLatency,
     /// Batches of events that the workers have published.
@@ -213,6 +219,7 @@ impl Report {
             checked_replies: tally.checked_replies,
             degraded_replies: tally.degraded_replies,
             momentary_replies: tally.momentary_replies,
+            refused_queries: tally.refused_queries,
             query_us: tally.query_latency(),
             batches: tally.batches,
             events: tally.events,

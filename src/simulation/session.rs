@@ -197,7 +197,7 @@ impl Session {
 
     /// Asks the daemon for the status of the namespace. Returns `None` while the daemon does not know the namespace.
     async fn status(&self) -> Result<Option<StatusReply>, ClientError> {
-        known(self.routers.status(&self.namespace).await)
+        Ok(answered(self.routers.status(&self.namespace).await)?.into_reply())
     }
 
     /// Waits until the daemon has applied all batches up to these cursors. Then returns the namespace's status.
@@ -310,16 +310,36 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> DaemonBackl
     }
 }
 
-/// Returns the value of an answer, or `None` if the daemon refused because it does not know the namespace or cannot
-/// answer yet. Every other error stays an error.
-pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
+/// A daemon's answer about the namespace of the workers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum DaemonAnswer<T> {
+    /// Reply of the daemon.
+    Reply(T),
+    /// The daemon does not know the namespace. That is right until the first events have been applied.
+    UnknownNamespace,
+    /// The daemon cannot answer at present, for example because it has just begun to follow the events.
+    Unavailable,
+}
+
+impl<T> DaemonAnswer<T> {
+    /// Returns the reply, if there is one.
+    pub(super) fn into_reply(self) -> Option<T> {
+        match self {
+            Self::Reply(reply) => Some(reply),
+            Self::UnknownNamespace | Self::Unavailable => None,
+        }
+    }
+}
+
+/// Returns a daemon's answer. Refusals other than those that [`DaemonAnswer`] names stay errors.
+pub(super) fn answered<T>(answer: Result<T, ClientError>) -> Result<DaemonAnswer<T>, ClientError> {
     match answer {
-        Ok(answer) => Ok(Some(answer)),
-        // A daemon that has just begun to follow the events does not know the publishers yet.
-        Err(ClientError::Refused(error))
-            if matches!(error.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
-        {
-            Ok(None)
+        Ok(reply) => Ok(DaemonAnswer::Reply(reply)),
+        Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace => {
+            Ok(DaemonAnswer::UnknownNamespace)
+        }
+        Err(ClientError::Refused(error)) if error.code == ErrorCode::Unavailable => {
+            Ok(DaemonAnswer::Unavailable)
         }
         Err(error) => Err(error),
     }
@@ -375,11 +395,23 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_namespace_is_an_empty_one_and_no_other_refusal_is() {
-        let refusal = |code| Err::<(), _>(ClientError::Refused(WireError::new(code, String::new())));
-        assert!(matches!(known(refusal(ErrorCode::UnknownNamespace)), Ok(None)));
-        assert!(known(refusal(ErrorCode::BadRequest)).is_err());
-        assert!(matches!(known(Ok(1)), Ok(Some(1))));
+    fn refusals_that_may_pass_are_told_apart_and_others_are_errors() {
+        let refusal = |code| {
+            answered(Err::<(), _>(ClientError::Refused(WireError::new(
+                code,
+                String::new(),
+            ))))
+        };
+        assert_eq!(
+            refusal(ErrorCode::UnknownNamespace).unwrap(),
+            DaemonAnswer::UnknownNamespace
+        );
+        assert_eq!(
+            refusal(ErrorCode::Unavailable).unwrap(),
+            DaemonAnswer::Unavailable
+        );
+        assert!(refusal(ErrorCode::BadRequest).is_err());
+        assert_eq!(answered(Ok(1)).unwrap(), DaemonAnswer::Reply(1));
     }
 
     #[test]

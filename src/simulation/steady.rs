@@ -6,24 +6,25 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use kvatlas_client::QueryClient;
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions, Transport};
-use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::BlockSize;
-use kvatlas_core::wire::{
-    ErrorCode, HolderMatch, NamespaceName, Outcome, QueryKey, SingleQuery, Subjects, Tier,
-};
+use kvatlas_core::wire::{HolderMatch, NamespaceName, Outcome, QueryKey, SingleQuery, Subjects};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::error::SimulationError;
 use super::fleet::{Fleet, FleetSize, RANK};
-use super::session::SUBSCRIPTION_CAPACITY;
+use super::replay::publish;
+use super::session::{DaemonAnswer, SUBSCRIPTION_CAPACITY, answered};
 use super::synthetic::SyntheticLoad;
 use kvatlas_config::Config;
 use kvatlas_process::broker::{ConnectPatience, connect};
 
 /// Longest time that a router waits for an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+/// Time that a daemon has to apply the first events, before it must know the namespace.
+const APPLY_PATIENCE: Duration = Duration::from_secs(1);
 /// Longest time that the workers' goodbyes may take.
 const GOODBYE_PATIENCE: Duration = Duration::from_millis(1500);
 
@@ -51,7 +52,7 @@ pub struct SteadyTally {
     pub requested_blocks: usize,
     /// Blocks of the requests served that the chosen worker held.
     pub hit_blocks: usize,
-    /// Requests that the daemon did not answer.
+    /// Requests that the daemon did not answer, or refused.
     pub unanswered: u64,
     /// Answers that were not exact: a holder was degraded, holders may have been unknown, or a shard was missing.
     pub degraded: u64,
@@ -65,6 +66,8 @@ pub struct SteadyFleet {
     publishers: Vec<HolderPublisher>,
     load: SyntheticLoad,
     tally: SteadyTally,
+    /// Time from which on a daemon must know the namespace. `None` until events have been published.
+    known_from: Option<Instant>,
 }
 
 impl SteadyFleet {
@@ -115,6 +118,7 @@ impl SteadyFleet {
             publishers,
             load: SyntheticLoad::new(options.seed),
             tally: SteadyTally::default(),
+            known_from: None,
             options,
         })
     }
@@ -151,15 +155,16 @@ impl SteadyFleet {
         };
         let query = SingleQuery::new(QueryKey::SequenceHashes(request.chain.clone()));
         let (mut matches, mut holders) = (vec![0; self.options.size.workers.get()], Vec::new());
-        match self.routers.query(&self.options.namespace, query).await {
-            Ok(reply) => {
+        match answered(self.routers.query(&self.options.namespace, query).await) {
+            Ok(DaemonAnswer::Reply(reply)) => {
                 matches = self.fleet.matches_in(&reply);
                 holders.clone_from(&reply.holders);
                 self.tally.degraded += u64::from(!reply.is_exact());
             }
-            // No worker has published yet.
-            Err(ClientError::Refused(error))
-                if matches!(error.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) => {}
+            // The first events may not have been applied yet.
+            Ok(DaemonAnswer::UnknownNamespace)
+                if self.known_from.is_none_or(|from| Instant::now() < from) => {}
+            Ok(DaemonAnswer::UnknownNamespace | DaemonAnswer::Unavailable) => self.tally.unanswered += 1,
             Err(error) => {
                 tracing::debug!(%error, "no answer");
                 self.tally.unanswered += 1;
@@ -172,7 +177,9 @@ impl SteadyFleet {
         if let Some(publisher) = self.publishers.get(served.worker)
             && !served.events.is_empty()
         {
-            publisher.publish(Tier::DEVICE, served.events).await?;
+            publish(publisher, served.events).await?;
+            self.known_from
+                .get_or_insert_with(|| Instant::now() + APPLY_PATIENCE);
         }
         let worker = self.fleet.names().nth(served.worker);
         let promised = holders.iter().find(|holder| Some(&holder.worker) == worker);

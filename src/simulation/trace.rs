@@ -21,8 +21,8 @@ use super::request::{Request, chain_of};
 
 /// The longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of blocks of one request. An event message that stores so many blocks and removes as many others
-/// fits into 1 MiB, the default limit of NATS servers.
+/// Maximum number of blocks of one request. A query for so many blocks fits into 1 MiB, the default limit of NATS
+/// servers.
 const REQUEST_BLOCKS_MAX: usize = 32_768;
 /// Maximum number of blocks of all requests together. So many blocks take half a gibibyte of memory.
 const TRACE_BLOCKS_MAX: usize = 1 << 26;

@@ -132,17 +132,22 @@ impl BridgeMetrics {
         log_gated!(warn "a connection to an engine was ended"; %endpoint, reason = %fault);
     }
 
-    /// Counts blocks that are not republished for routers. If the reason is full memory, also writes a log line.
+    /// Counts blocks that are not republished for routers. If a bound is the reason, also writes a log line.
     pub fn republish_left_out(&self, reason: RepublishOmission, blocks: u64) {
         if blocks == 0 {
             return;
         }
         self.republish_left_out.get(reason).increment(blocks);
-        if reason == RepublishOmission::Full {
-            log_gated!(
+        match reason {
+            RepublishOmission::Full => log_gated!(
                 warn "an engine has more blocks than --republish-max-bytes has room for: routers are not told of all";
                 blocks
-            );
+            ),
+            RepublishOmission::Salts => log_gated!(
+                warn "an engine's blocks have more salts and adapters than are told apart: routers are not told of all";
+                blocks
+            ),
+            RepublishOmission::Special | RepublishOmission::Unknown => {}
         }
     }
 

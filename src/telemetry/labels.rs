@@ -260,6 +260,8 @@ label_values! {
     RepublishOmission: "reason" {
         /// The memory for an engine's blocks is full.
         Full => "full",
+        /// The engine's blocks have more than 4,096 combinations of salt and adapter at a time.
+        Salts => "salts",
         /// The prompt of the blocks has a salt, an adapter or an image, so they differ from the blocks of a plain prompt.
         Special => "special",
         /// The tokens of the blocks, or of a block before them, are not known.

@@ -61,6 +61,7 @@ fn each_alert_fires_for_its_fault_and_has_a_runbook() {
     accepted("python3", &[], "prometheus/annotate.py");
     accepted("promtool", &["check", "rules"], "prometheus/alerts.yml");
     accepted("promtool", &["test", "rules"], "prometheus/alerts_test.yml");
+    accepted("promtool", &["test", "rules"], "prometheus/alerts_days_test.yml");
 }
 
 #[test]

@@ -18,6 +18,7 @@ use kvatlas_process::broker::embedded::EmbeddedBroker;
 use kvatlas_process::broker::round_trip;
 use kvatlas_process::storage::LockError;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 
 use crate::support::jetstream::{JETSTREAM, Restartable, broker_on_store, kept};
 use crate::support::metrics::counter;
@@ -318,6 +319,35 @@ async fn an_operator_resets_a_holder_whose_publisher_is_locked_out() {
     engine.say(at(1), None, vec![stored(hashes(1, 2))]).await;
     let holder = engine.client.applied("gpu-0", 0, at(1)).await;
     assert_eq!((holder.epoch, holder.blocks, holder.exact), (1, 2, true));
+    daemon.stop().await;
+}
+
+/// A test that a command fails if a daemon is there and does not reply. The daemon that replies at once does not hide it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_does_not_reply_to_an_operator_is_named() {
+    let broker = broker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (key, directory) = snapshots_in(folder.path());
+    let daemon = daemon(broker.url(), &[(key, &directory)]).await;
+    let slow = async_nats::connect(broker.url()).await.unwrap();
+    let mut questions = slow.subscribe("$SRV.PING.kvatlas").await.unwrap();
+    slow.flush().await.unwrap();
+    let url = broker.url().to_owned();
+    let command = tokio::task::spawn_blocking(move || {
+        kvatlas(&["admin", "snapshot", "--timeout", "1", "--nats-url", &url])
+            .output()
+            .unwrap()
+    });
+    let question = questions.next().await.unwrap();
+    let metadata = json!({ "instance": "slow@host:1", "subjects_prefix": "kvatlas", "role": "daemon" });
+    let present = json!({ "name": "kvatlas", "metadata": metadata }).to_string();
+    slow.publish(question.reply.unwrap(), present.into())
+        .await
+        .unwrap();
+    let output = command.await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said} {output:?}");
+    assert!(said.contains("written") && said.contains("slow@host:1"), "{said}");
     daemon.stop().await;
 }
 

@@ -1,13 +1,19 @@
 //! `kvatlas replay` and `kvatlas demo`: the real binary, a real broker, and every reply compared with the truth.
 
 use std::fmt::Write as _;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::Output;
+use std::time::Duration;
 
-use kvatlas_core::wire::NamespaceName;
+use kvatlas_client::ClientError;
+use kvatlas_client::publish::Transport;
+use kvatlas_core::wire::{ErrorCode, NamespaceName};
+use kvatlas_daemon::Daemon;
+use kvatlas_simulation::{FleetSize, SteadyFleet, SteadyOptions};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-use crate::support::{process, skipped};
+use crate::support::{Client, broker, by_sequence, config, daemon, eventually, hashes, process, skipped};
 
 const FAILED: i32 = 1;
 const USAGE: i32 = 64;
@@ -288,4 +294,77 @@ fn every_reply_about_a_real_trace_is_right() {
         assert!(count(&report, "checked_replies") > 12_000, "{report}");
         assert!(output.status.success());
     }
+}
+
+/// One of two replicas refuses the fleet's namespace. Whoever asks that replica gets nothing to compare.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_does_not_know_the_namespace_is_no_right_answer() {
+    let broker = broker().await;
+    let knowing = daemon(broker.url(), &[]).await;
+    let refusing = daemon(broker.url(), &[("limits.named_namespaces_only", "true")]).await;
+    let url = broker.url().to_owned();
+    // Each checkpoint asks either of the two.
+    let often = ["--checkpoint-requests", "10"];
+    let replaying = tokio::task::spawn_blocking(move || {
+        replay(&trace(300), &[&often[..], &["--nats-url", &url]].concat())
+    });
+    let output = replaying.await.unwrap();
+    let report = report(&output);
+    assert_eq!(output.status.code(), Some(FAILED), "{report}");
+    assert!(count(&report, "wrong_replies") > 0, "{report}");
+    assert!(count(&report, "refused_queries") > 0, "{report}");
+    knowing.stop().await;
+    refusing.stop().await;
+}
+
+/// Both requests have as many blocks as a trace may have, and the second one evicts most of the first one's.
+#[test]
+fn the_longest_requests_of_a_trace_can_be_replayed() {
+    let request = |first: u64| {
+        let ids: Vec<_> = (first..first + 32_768).map(|id| id.to_string()).collect();
+        format!("{{\"timestamp\": {first}, \"hash_ids\": [{}]}}\n", ids.join(","))
+    };
+    let trace = NamedTempFile::new().unwrap();
+    std::fs::write(trace.path(), request(0) + &request(100_000)).unwrap();
+    let more = ["--embedded", "--workers", "1", "--blocks-per-worker", "40000"];
+    let path = trace.path().to_str().unwrap();
+    let output = kvatlas(&[&["replay", "--trace", path, "--json"], &more[..]].concat());
+    let report = report(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!(count(&report, "wrong_replies"), 0, "{report}");
+    assert!(count(&report, "batches") > count(&report, "requests"), "{report}");
+}
+
+/// A gateway without shards refuses every query. The fleet goes on, and says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fleet_counts_refusals_as_unanswered() {
+    let broker = broker().await;
+    let alone = config(broker.url(), &[("gateway.enabled", "true")]);
+    let gateway = Daemon::start(alone).await.unwrap();
+    let client = Client::connect(broker.url()).await;
+    eventually("the gateway refuses queries", async || {
+        let refused = client.ask_with(by_sequence(&hashes(1, 1))).await.unwrap_err();
+        matches!(refused, ClientError::Refused(error) if error.code == ErrorCode::Unavailable).then_some(())
+    })
+    .await;
+    let options = SteadyOptions {
+        namespace: NamespaceName::new("steady").unwrap(),
+        size: FleetSize {
+            workers: NonZeroUsize::new(2).unwrap(),
+            blocks_per_worker: NonZeroUsize::new(64).unwrap(),
+        },
+        rate: NonZeroU32::new(50).unwrap(),
+        seed: 1,
+        transport: Transport::Core,
+    };
+    let mut fleet = SteadyFleet::start(&config(broker.url(), &[]), options)
+        .await
+        .unwrap();
+    eventually("a refused query is counted", async || {
+        let tally = fleet.go_on(Duration::from_millis(100)).await.unwrap();
+        (tally.unanswered > 0).then_some(())
+    })
+    .await;
+    fleet.say_goodbye().await;
+    gateway.stop().await;
 }

@@ -17,8 +17,8 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::{
-    ERROR_CODE_HEADER, ErrorCode, Gathered, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply,
-    QueryResult, SHARD_HEADER, Shard, SingleQuery, StatusReply, Tier,
+    ERROR_CODE_HEADER, ErrorCode, Gathered, NamespacesReply, PROTOCOL_VERSION, QueryKey, QueryOptions,
+    QueryReply, QueryResult, SHARD_HEADER, Shard, SingleQuery, StatusReply, Tier,
 };
 use serde_json::Value;
 
@@ -393,6 +393,9 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
         .unwrap();
     assert!(matches!(&results[..], [QueryResult::Reply(reply)] if matches(reply) == expected(2)));
     assert_eq!(client.status().await.unwrap().holders.len(), WORKERS as usize);
+    let asked = client.nats.request(subjects().namespaces(), "".into());
+    let names = NamespacesReply::decode(&asked.await.unwrap().payload).unwrap();
+    assert_eq!(names.namespaces, [namespace()]);
 
     // The gateway itself refuses a wrong request.
     let refused = client
@@ -425,6 +428,29 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
     assert_eq!(missing(&reply), (2, vec![1]));
     assert!(counter(&gateway, "kvatlas_gathers_total{outcome=\"complete\"}") > 0);
     assert!(counter(&gateway, "kvatlas_gathers_total{outcome=\"partial\"}") > 0);
+    assert!(counter(&gateway, "kvatlas_shard_replies_missing_total{shard=\"1\"}") > 0);
+    gateway.stop();
+    first.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_names_a_missing_shard_that_alone_may_know_a_namespace() {
+    let broker = broker().await;
+    let settings = [("gateway.enabled", "true"), ("gateway.deadline_ms", "300")];
+    let gateway = Process::serve(broker.url(), &settings);
+    let first = shard(broker.url(), "0/2");
+    let client = Client::connect(broker.url()).await;
+    eventually("the first does not know the namespace", async || {
+        let refused = client.ask_with(query(None)).await.unwrap_err().to_string();
+        refused
+            .contains("has heard of the namespace, and shard 1 of 2 did not answer")
+            .then_some(())
+    })
+    .await;
+    let (_, index) = http_get(gateway.admin_address(), "/index");
+    let index: Value = serde_json::from_str(&index).unwrap();
+    assert_eq!(index["missing_shards"][0]["shard"], 1, "{index}");
+    assert!(index["shard_outage"].is_null(), "{index}");
     assert!(counter(&gateway, "kvatlas_shard_replies_missing_total{shard=\"1\"}") > 0);
     gateway.stop();
     first.stop();

@@ -289,12 +289,18 @@ class Stub:
         frames: Callable[[], Iterator[dict[str, Any]]],
         atlas: dict[str, Any] | None = None,
         before: dict[str, Any] | None = None,
+        answers: dict[str, tuple[int, dict[str, Any]]] | None = None,
     ) -> None:
+        """`answers` has statuses and bodies by path."""
         atlas = atlas or {"total": 0, "seconds": 0, "partial": False, "left_out": 0, "block_size": 16, "nodes": []}
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # noqa: N802
-                if self.path == "/page/frames":
+                path = self.path.partition("?")[0]
+                if path in (answers or {}):
+                    status, body = (answers or {})[path]
+                    self._answer(json.dumps(body).encode(), {"content-type": "application/json"}, status)
+                elif self.path == "/page/frames":
                     self._stream("frame", frames())
                 elif self.path.startswith("/page/atlas?"):
                     self._stream("atlas", iter([atlas]))
@@ -319,11 +325,13 @@ class Stub:
                 self.send_header("content-type", "text/event-stream")
                 self.end_headers()
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    reasons = [[1, "gap"], [2, "undecodable"], [4, "unknown_parent"], [8, "upstream_gap"], [128, "<b>stale</b>"]]
+                    reasons = [[1, "gap"], [2, "undecodable"], [4, "unknown_parent"], [8, "upstream_gap"], [128, "<b>stale</b>"], [256, "behind"]]
                     again = "kvatlas admin resync NAMESPACE WORKER RANK"
-                    mends = [["gap", f"ask again: {again}"], ["other_settings", "give it the size"], ["undecodable", f"correct it, then {again}"],
+                    drops = [["other_settings", "give it the size"], ["stale_epoch", "name it anew; kvatlas admin forget NAMESPACE WORKER RANK"],
+                        ["undecodable", "correct it"]]  # fmt: skip
+                    mends = [["gap", f"ask again: {again}"], ["undecodable", f"correct it, then {again}"],
                         ["KvatlasClockAhead", "run an NTP client"], ["KvatlasPromisesBroken", f"compare its flags; {again}"]]  # fmt: skip
-                    hello = {"version": "<i>0</i>", "commit": "c", "reasons": reasons, "mends": mends}
+                    hello = {"version": "<i>0</i>", "commit": "c", "reasons": reasons, "mends": mends, "drop_mends": drops}
                     self._say("hello", hello)
                     for name, data in (before or {}).items():
                         self._say(name, data)
@@ -351,10 +359,11 @@ class Stub:
         self._server.server_close()
 
 
-def namespace(name: str, holders: int, **more: Any) -> dict[str, Any]:
+def namespace(name: str, exact: int, degraded: int = 0, **more: Any) -> dict[str, Any]:
     """A namespace of a frame."""
-    sizes = {"block_size": 16, "holders": holders, "distinct_blocks": 1, "held_blocks": 1, "bytes": 1}
-    return {"name": name, **sizes, **more}
+    sizes = {"exact": exact, "degraded": degraded, "distinct_blocks": 1, "held_blocks": 1, "bytes": 1}
+    totals = {"refused_total": 0, "epochs_ahead": 0, "broken_promises_total": 0}
+    return {"name": name, **sizes, **totals, **more}
 
 
 def frame(change: dict[str, Any], holders: int, namespaces: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:

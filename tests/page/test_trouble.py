@@ -100,7 +100,7 @@ def test_snapshots_that_fail_are_told_until_one_is_written(browser: Chrome, tmp_
 
 def test_who_has_no_holder_is_told_with_since_when_and_what_to_do(browser: Chrome, daemon: Daemon) -> None:
     now = int(time.time() * 1e6)
-    dropped = [("odd", "undecodable", 60), ("tall", "other_settings", 3), ("wide", "other_settings", 240)]
+    dropped = [("odd", "undecodable", 60), ("old", "stale_epoch", 60), ("tall", "other_settings", 3), ("wide", "other_settings", 240)]
     refused = [{"worker": worker, "reason": reason, "since_us": now - age * 1_000_000} for worker, reason, age in dropped]
     clocks = {"ahead": ["early/0"], "epochs_ahead": 1, "ahead_since_us": now - 7_200_000_000}
     broken = [{"worker": "vllm-3", "rank": 1, "promised_blocks": 1000, "missing_blocks": 119}]
@@ -109,17 +109,19 @@ def test_who_has_no_holder_is_told_with_since_when_and_what_to_do(browser: Chrom
     stub = Stub(daemon, lambda: iter([frame({}, 0, known, ready=True, now_us=now, strays=strays)]))
     browser.get(stub.url)
     stray = row_of_trouble(browser, "nothing is taken of namespace new, lastly from a (undecodable): no map since ")
-    assert "(5.00 s)" in stray and "What to do: correct it, then kvatlas admin resync new a." in stray, stray
+    assert "(5.00 s)" in stray and "What to do: correct it. kvatlas explain undecodable" in stray, stray
     undecodable = row_of_trouble(browser, "all batches dropped odd (undecodable) of n since ")
     assert "(1 min)" in undecodable, undecodable
-    assert "What to do: correct it, then kvatlas admin resync n odd. kvatlas admin resync n odd copy" in undecodable, undecodable
+    assert "What to do: correct it. kvatlas explain undecodable" in undecodable, undecodable
+    old = row_of_trouble(browser, "all batches dropped old (stale_epoch) of n since ")
+    assert "What to do: name it anew; kvatlas admin forget n old. kvatlas admin forget n old copy" in old, old
     settings = row_of_trouble(browser, "all batches dropped tall, wide (other_settings) of n since ")
     assert "(4 min)" in settings and "What to do: give it the size. kvatlas explain other_settings" in settings, settings
     clock = row_of_trouble(browser, "clock ahead early/0 of n since ")
     assert "(2 h)" in clock and "What to do: run an NTP client." in clock, clock
     promises = row_of_trouble(browser, "promises broken 11 % of what exact answers promise of vllm-3/1 of n is not found")
     assert "kvatlas admin resync n vllm-3 1 copy" in promises, promises
-    assert len(rows_of_trouble(browser)) == 5
+    assert len(rows_of_trouble(browser)) == 6
     stub.close()
 
 
@@ -133,6 +135,28 @@ def test_a_shard_that_refuses_is_not_one_to_start(browser: Chrome, daemon: Daemo
     row_of_trouble(browser, "shard missing shard 0/2 since ")
     refuses = row_of_trouble(browser, "shard refuses shard 1/2 about n: all is dropped since ")
     assert "What to do: mend what the shard says" in refuses, refuses
+    stub.close()
+
+
+def test_a_silent_broker_is_the_trouble_of_all_holders(browser: Chrome, daemon: Daemon) -> None:
+    now = int(time.time() * 1e6)
+    change = {"added": [[1, "n", "gpu-1", 0], [2, "n", "gpu-2", 0]], "facts": [[1, 1, 256, 0, 0, 0], [2, 1, 257, 0, 0, 0]]}
+    stub = Stub(daemon, lambda: iter([frame(change, 2, [namespace("n", 0, 2)], ready=True, now_us=now, broker_silent_us=9_000_000)]))
+    browser.get(stub.url)
+    silent = row_of_trouble(browser, "NATS server silent nothing comes from it")
+    assert "(9.00 s)" in silent and "What to do: see whether the NATS server runs" in silent, silent
+    # What does not follow from the silence is told beside it.
+    assert [row.split(" ")[0] for row in rows_of_trouble(browser)] == ["NATS", "gap"]
+    assert rows_of_trouble(browser)[1].startswith("gap gpu-2/0 of n")
+    stub.close()
+
+
+def test_a_refused_stream_is_told_in_the_words_of_the_daemon(browser: Chrome, daemon: Daemon) -> None:
+    refusal = {"error": "too many pages are open; close one, or try again later"}
+    stub = Stub(daemon, lambda: iter([]), answers={"/page/frames": (503, refusal)})
+    browser.expected_messages.append("status of 503")  # type: ignore[attr-defined]
+    browser.get(stub.url)
+    eventually("it is told", lambda: text(browser, "#readiness") == f"no connection: {refusal['error']}")
     stub.close()
 
 

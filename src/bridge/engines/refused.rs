@@ -43,11 +43,6 @@ impl Bridge {
     pub fn forget_refusals(&self) {
         self.inner.refused.clear();
     }
-
-    /// Returns the texts of the refusals that keep the bridge from reporting engines; empty while the server refuses nothing.
-    pub fn refusals(&self) -> Vec<String> {
-        self.inner.refused.words(Instant::now())
-    }
 }
 
 impl Inner {

@@ -1,6 +1,7 @@
 //! The bridge as an [`EngineRegistry`], which the listeners for registrations use.
 
 use std::net::IpAddr;
+use std::time::Instant;
 
 use kvatlas_config::Secret;
 use kvatlas_process::registry::{
@@ -139,5 +140,9 @@ impl EngineRegistry for Bridge {
     fn servers(&self) -> Vec<ServerState> {
         let state = self.inner.state.lock();
         state.servers.values().map(AskedServer::state).collect()
+    }
+
+    fn refusals(&self) -> Vec<String> {
+        self.inner.refused.words(Instant::now())
     }
 }

@@ -181,6 +181,7 @@ impl Stream {
         let omissions = inner.mirror.take_omissions();
         for (reason, blocks) in [
             (RepublishOmission::Full, omissions.full),
+            (RepublishOmission::Salts, omissions.salts),
             (RepublishOmission::Special, omissions.special),
             (RepublishOmission::Unknown, omissions.unknown),
         ] {

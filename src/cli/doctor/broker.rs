@@ -1,5 +1,6 @@
 //! Checks of the NATS server: whether it can be reached, and how large messages may be.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use async_nats::Client;
@@ -22,6 +23,9 @@ pub(super) struct DoctorConnection {
     pub(super) nats: Client,
     pub(super) refusals: tokio::sync::Mutex<mpsc::Receiver<Refusal>>,
     round_trip: Duration,
+    /// Refusal of a subscription to an inbox, if one has come. The client subscribes to its inbox only once, so a later
+    /// request gets no refusal of its own.
+    inbox_refusal: OnceLock<Refusal>,
 }
 
 /// Result of a failed attempt to connect: the failed check, and the error text with which the command ends.
@@ -78,6 +82,7 @@ pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Docto
         nats,
         refusals: tokio::sync::Mutex::new(refusals),
         round_trip: begun.elapsed(),
+        inbox_refusal: OnceLock::new(),
     })
 }
 
@@ -109,18 +114,24 @@ impl DoctorConnection {
     }
 
     /// Waits for `asked`, the answer to messages on `subjects`. Returns the refusal instead if the server refuses one
-    /// of the messages.
+    /// of the messages, or the subscription to the inbox on which the answer would come.
     pub(super) async fn unless_refused<T>(
         &self,
         subjects: &[&str],
         asked: impl Future<Output = T>,
     ) -> Result<T, Refusal> {
+        if let Some(refusal) = self.inbox_refusal.get() {
+            return Err(refusal.clone());
+        }
         let mut refusals = self.refusals.lock().await;
         let refused = async {
             while let Some(refusal) = refusals.recv().await {
-                if matches!(&refusal.refused, Refused::Message(subject) if subjects.contains(&subject.as_str()))
-                {
-                    return refusal;
+                match &refusal.refused {
+                    Refused::Message(subject) if subjects.contains(&subject.as_str()) => return refusal,
+                    Refused::Subscription(Some(subject)) if self.is_inbox(subject) => {
+                        return self.inbox_refusal.get_or_init(|| refusal).clone();
+                    }
+                    Refused::Message(_) | Refused::Subscription(_) => {}
                 }
             }
             // The connection is closed, which ends the other wait, too.
@@ -131,5 +142,13 @@ impl DoctorConnection {
             refusal = refused => Err(refusal),
             answer = asked => Ok(answer),
         }
+    }
+
+    /// Whether the connection receives replies on `subject`.
+    fn is_inbox(&self, subject: &str) -> bool {
+        let inbox = self.nats.new_inbox();
+        let (prefix, _) = inbox.rsplit_once('.').unwrap_or_default();
+        let inner = subject.strip_prefix(prefix);
+        inner.is_some_and(|inner| inner.starts_with('.'))
     }
 }

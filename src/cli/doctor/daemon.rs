@@ -3,16 +3,17 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
-use kvatlas_client::{ClientError, QueryClient, Refusal};
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder};
+use kvatlas_client::{ClientError, QueryClient, Refusal, Refused};
 use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
-    ErrorCode, Event, Gathered, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier, WireError,
+    ErrorCode, Event, Gathered, HolderMatch, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier, WireError,
 };
 use kvatlas_process::setup::{Setup, SnapshotRoom};
 
 use super::broker::DoctorConnection;
+use super::probe::Probe;
 use super::report::Check;
 use super::{DoctorArguments, NatsRole};
 
@@ -67,26 +68,15 @@ pub(super) async fn check_round_trip(
     arguments: &DoctorArguments,
     subjects: &Subjects,
     connected: &DoctorConnection,
+    probe: &Probe,
 ) -> Check {
-    let holder = PublishedHolder {
-        namespace: arguments.namespace.clone(),
-        worker: arguments.worker.clone(),
-        rank: 0,
-    };
-    let options = PublisherOptions {
-        batch_delay: Duration::ZERO,
-        // The probe's block has no tokens, so it fits every block size.
-        tells_block_size: false,
-        ..PublisherOptions::default()
-    };
-    let started = HolderPublisher::start(connected.nats.clone(), subjects, holder, options).await;
-    let publisher = match started {
+    let publisher = match probe.publisher(&connected.nats, subjects).await {
         Ok(publisher) => publisher,
         Err(error) => return Check::failed(ROUND_TRIP, error, "see the log of the NATS server"),
     };
     let begun = Instant::now();
     let mut lacking = LackingAnswer::Absent;
-    let arrived = arrive(arguments, subjects, connected, &publisher, &mut lacking);
+    let arrived = arrive(arguments, subjects, connected, probe, publisher, &mut lacking);
     let limit = tokio::time::timeout(arguments.timeout, arrived);
     let (namespace, worker) = (&arguments.namespace, &arguments.worker);
     let (told, asked) = (subjects.events(namespace, worker), subjects.query(namespace));
@@ -94,13 +84,9 @@ pub(super) async fn check_round_trip(
     let limit = connected.unless_refused(&[&told, &asked, &gathered], limit).await;
     let elapsed = begun.elapsed();
     // The goodbye makes daemons forget the probe's holder.
-    let goodbye = async {
-        let _ = publisher.publish(Tier::DEVICE, vec![Event::Goodbye]).await;
-        let _ = publisher.flush().await;
-    };
-    let _ = tokio::time::timeout(arguments.timeout, goodbye).await;
+    probe.take_back(arguments.timeout).await;
     match limit {
-        Err(refusal) => refused_probe(&refusal, arguments.role),
+        Err(refusal) => refused_probe(&refusal, &told, arguments.role),
         Ok(Ok(Ok(answerer))) => answerer.check(elapsed),
         Ok(Ok(Err(trouble))) => Check::failed(
             ROUND_TRIP,
@@ -117,6 +103,7 @@ async fn arrive(
     arguments: &DoctorArguments,
     subjects: &Subjects,
     connected: &DoctorConnection,
+    probe: &Probe,
     publisher: &HolderPublisher,
     lacking: &mut LackingAnswer,
 ) -> Result<ProbeAnswerer, String> {
@@ -127,18 +114,26 @@ async fn arrive(
         .await
         .map_err(|error| error.to_string())?;
     publisher.flush().await.map_err(|error| error.to_string())?;
-    wait_for(arguments, subjects, connected, hash, lacking).await
+    wait_for(arguments, subjects, connected, (probe, hash), lacking).await
 }
 
-/// Returns the check for a probe event that the NATS server refuses. If `--role` limits the credentials to one role,
-/// the check is skipped, because each role lacks a permission that the probe needs. Otherwise the check fails.
-fn refused_probe(refusal: &Refusal, role: NatsRole) -> Check {
+/// Returns the check for a probe event that the NATS server refuses. `events` is the subject of the event.
+///
+/// If `--role` limits the credentials to one role, the check is skipped, because each role lacks a permission that the
+/// probe needs. But a publisher must have the permission to publish events. So the check of a publisher's credentials
+/// fails if that is what the server refuses, and so does the check of credentials for all roles.
+fn refused_probe(refusal: &Refusal, events: &str, role: NatsRole) -> Check {
     match role {
         NatsRole::All => Check::failed(
             ROUND_TRIP,
             refusal,
             "give credentials that may publish events and ask, as the operator of deploy/nats; or say with --role which role these \
              are for",
+        ),
+        NatsRole::Publisher if refusal.refused == Refused::Message(events.to_owned()) => Check::failed(
+            ROUND_TRIP,
+            refusal,
+            "let the publisher publish its events, as deploy/nats does; --worker says of which worker the credentials are",
         ),
         NatsRole::Daemon | NatsRole::Publisher | NatsRole::Router => Check::skipped(
             ROUND_TRIP,
@@ -194,7 +189,7 @@ async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
     connected: &DoctorConnection,
-    hash: SequenceHash,
+    (probe, hash): (&Probe, SequenceHash),
     lacking: &mut LackingAnswer,
 ) -> Result<ProbeAnswerer, String> {
     let mut client =
@@ -205,7 +200,9 @@ async fn wait_for(
         match client.query(&arguments.namespace, query).await {
             Ok(reply) => {
                 let mut holders = reply.holders.iter();
-                let is_found = holders.any(|holder| holder.worker == arguments.worker && holder.exact);
+                let PublishedHolder { worker, rank, .. } = probe.holder();
+                let is_probe = |holder: &HolderMatch| (&holder.worker, holder.rank) == (worker, *rank);
+                let is_found = holders.any(|holder| is_probe(holder) && holder.exact);
                 let incomplete = reply.gathered.filter(|gathered| !gathered.missing.is_empty());
                 if is_found && incomplete.is_none() {
                     return Ok(nobody.map_or(ProbeAnswerer::Any, |_| ProbeAnswerer::Shards));

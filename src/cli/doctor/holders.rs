@@ -5,9 +5,10 @@ use std::fmt;
 
 use kvatlas_core::wire::DegradedReasons;
 use kvatlas_daemon::costs::Cost;
-use kvatlas_daemon::runbook::mend_for;
+use kvatlas_daemon::runbook::{AdviceTable, mend_for};
 use serde::Deserialize;
 
+use super::probe::Probe;
 use super::report::Check;
 use crate::cli::doubted::DoubtedHolder;
 use crate::cli::text::{counted, since};
@@ -78,7 +79,7 @@ impl<'d> Culprit<'d> {
         let found = format!("{}{since}{detail}, at {places}", words.join(", "));
         let rank = name.rank.to_string();
         let culprit = [name.namespace, name.worker, &rank];
-        let mend = mend_for(words.iter().copied(), "what to do", culprit);
+        let mend = mend_for(words.iter().copied(), AdviceTable::DegradedReasons, culprit);
         Check::failed(&name.to_string(), found, mend).costing(self.cost.map(|cost| cost.to_string()))
     }
 }
@@ -86,24 +87,26 @@ impl<'d> Culprit<'d> {
 /// Returns a failed check for each of the first [`LINES_MAX`] holders that any daemon calls not exact, and one check that counts
 /// the other such holders.
 ///
-/// `daemons` has each daemon's address and holders, and `now_us` is the present time. Holders of the doctor's own namespace,
-/// `own`, are left out.
-pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec<Check> {
+/// `daemons` has each daemon's address and holders, and `now_us` is the present time. The doctor's own `probe` is left
+/// out.
+pub(super) fn judge(daemons: &[(&str, Degraded)], probe: &Probe, now_us: u64) -> Vec<Check> {
     let mut culprits: BTreeMap<NamespacedHolder<'_>, Culprit<'_>> = BTreeMap::new();
     let mut unlisted = 0;
     for (place, known) in daemons {
         let listed = u64::try_from(known.holders.len()).unwrap_or(u64::MAX);
         unlisted = unlisted.max(known.holders_total.saturating_sub(listed));
-        for holder in known.holders.iter().filter(|holder| holder.namespace != own) {
+        for holder in &known.holders {
             let name = NamespacedHolder {
                 namespace: &holder.namespace,
                 worker: &holder.worker,
                 rank: holder.rank,
             };
-            culprits.entry(name).or_default().add(place, holder);
+            if !probe.is_holder(name.namespace, name.worker, name.rank) {
+                culprits.entry(name).or_default().add(place, holder);
+            }
         }
     }
-    if culprits.is_empty() {
+    if culprits.is_empty() && unlisted == 0 {
         return vec![Check::fine("holders", "all are exact")];
     }
     unlisted += u64::try_from(culprits.len().saturating_sub(LINES_MAX)).unwrap_or(u64::MAX);
@@ -113,7 +116,10 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec
         .map(|(name, culprit)| culprit.check(*name, now_us))
         .collect();
     if unlisted > 0 {
-        let found = format!("{} not exact, too", counted(unlisted, "other is", "others are"));
+        let found = match checks.is_empty() {
+            true => format!("{} not exact", counted(unlisted, "is", "are")),
+            false => format!("{} not exact, too", counted(unlisted, "other is", "others are")),
+        };
         checks.push(Check::failed(
             "holders",
             found,
@@ -125,44 +131,58 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
+
     use super::super::report::{CheckOutcome, DoctorReport};
     use super::*;
+
+    fn probe() -> Probe {
+        let (namespace, worker) = (
+            NamespaceName::new("own").unwrap(),
+            WorkerName::new("own").unwrap(),
+        );
+        Probe::at(namespace, worker, 0)
+    }
 
     fn degraded(text: &str) -> Degraded {
         serde_json::from_str(text).unwrap()
     }
 
+    /// Returns a holder as a daemon lists it.
+    fn holder(namespace: &str, worker: &str, reason: &str) -> String {
+        let known = r#""since_us":1800000000000000,"detail":"expected batch 2, got 5""#;
+        let cost = r#"{"queries":50,"finding":31,"inexact":50,"text":""}"#;
+        format!(
+            r#"{{"namespace":"{namespace}","worker":"{worker}","rank":0,"degraded":["{reason}"],{known},"cost":{cost}}}"#
+        )
+    }
+
+    /// Returns a daemon's answer that lists some holders of `total`.
+    fn some(holders: &[String], total: usize) -> Degraded {
+        let holders = holders.join(",");
+        degraded(&format!(r#"{{"holders":[{holders}],"holders_total":{total}}}"#))
+    }
+
     #[test]
     fn each_culprit_has_a_line_with_its_reasons() {
         let none = degraded(r#"{"holders":[],"holders_total":0}"#);
-        let checks = judge(&[("a", none)], "own", 0);
+        let checks = judge(&[("a", none)], &probe(), 0);
         assert_eq!(
             (checks.len(), checks[0].outcome(), checks[0].found()),
             (1, CheckOutcome::Fine, "all are exact")
         );
-        let holder = |namespace: &str, worker: &str, reason: &str| {
-            let known = r#""since_us":1800000000000000,"detail":"expected batch 2, got 5""#;
-            let cost = r#"{"queries":50,"finding":31,"inexact":50,"text":""}"#;
-            format!(
-                r#"{{"namespace":"{namespace}","worker":"{worker}","rank":0,"degraded":["{reason}"],{known},"cost":{cost}}}"#
-            )
-        };
-        let some = |holders: &[String], total: usize| {
-            degraded(&format!(
-                r#"{{"holders":[{}],"holders_total":{total}}}"#,
-                holders.join(",")
-            ))
-        };
         let first = some(
             &[
                 holder("m", "vllm-2", "upstream_gap"),
                 holder("own", "own", "stale"),
+                holder("own", "vllm-3", "stale"),
+                holder(PROBE_NAME, "other", "stale"),
             ],
-            2,
+            4,
         );
         let second = some(&[holder("m", "vllm-2", "gap")], 1);
-        let checks = judge(&[("a", first), ("b", second)], "own", 1_800_000_060_000_000);
-        assert_eq!(checks.len(), 1);
+        let checks = judge(&[("a", first), ("b", second)], &probe(), 1_800_000_060_000_000);
+        assert_eq!(checks.len(), 2);
         assert_eq!(checks[0].outcome(), CheckOutcome::Failed);
         assert_eq!(
             checks[0].found(),
@@ -176,11 +196,22 @@ mod tests {
             "{said}"
         );
         assert!(said.contains("kvatlas admin resync m vllm-2 0"), "{said}");
+        // Only the probe itself is left out of its namespace.
+        assert!(
+            said.contains("FAIL holder vllm-3/0 of own: stale since"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn holders_without_a_line_are_counted() {
         let many: Vec<String> = (0..20)
             .map(|number| holder("m", &format!("w-{number}"), "stale"))
             .collect();
-        let checks = judge(&[("a", some(&many, 30))], "own", 0);
+        let checks = judge(&[("a", some(&many, 30))], &probe(), 0);
         assert_eq!(checks.len(), LINES_MAX + 1);
         assert_eq!(checks[LINES_MAX].found(), "14 others are not exact, too");
+        let unlisted = judge(&[("a", some(&[], 3))], &probe(), 0);
+        assert_eq!(unlisted[0].found(), "3 are not exact");
     }
 }

@@ -142,7 +142,7 @@ fn trouble(why: Unanswered, role: NatsRole) -> Check {
         Unanswered::Refused(refusal) if role.includes(NatsRole::Daemon) => Check::failed(
             NAME,
             refusal,
-            "let the daemon publish to it: deploy/operating.md names the subjects that JetStream needs",
+            "let the daemon do so: deploy/operating.md names the subjects that JetStream needs",
         ),
         Unanswered::Refused(refusal) => Check::skipped(NAME, refusal),
         Unanswered::Lost(error) => match error.kind() {

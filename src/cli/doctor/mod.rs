@@ -8,9 +8,11 @@ mod holders;
 mod jetstream;
 mod namespaces;
 mod permissions;
+mod probe;
 mod promises;
 mod replicas;
 mod report;
+mod search;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,8 +27,11 @@ use super::connect::{DaemonArguments, parse_time};
 use super::failure::Failure;
 use super::nats_context::Surroundings;
 use super::output::{print, print_json};
+use super::serve::StopSignals;
 use super::text::printable;
+use broker::DoctorConnection;
 pub(super) use namespaces::Hashed;
+use probe::Probe;
 use replicas::Replica;
 use report::{Check, DoctorReport};
 
@@ -87,61 +92,82 @@ impl NatsRole {
     }
 }
 
-/// Runs all checks and prints the report. Fails if a check failed.
+/// Runs all checks and prints the report. Fails if a check failed, or if a signal ends the checks.
 pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     let config = arguments.load()?;
-    let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
-    let mut report = DoctorReport::default();
-    let mut replicas = Vec::new();
-    let own = Setup::of(&config);
-    let mut told = Vec::new();
-    let seen;
-    let unconnected = match broker::connect(&config, arguments.timeout).await {
-        Ok(connected) => {
-            report.add(connected.check());
-            let mut found = Vec::new();
-            if arguments.admin.is_empty() {
-                (replicas, found) =
-                    replicas::find(&connected, &config.subjects.prefix, arguments.timeout).await;
+    let named = arguments.named()?;
+    let probe = Probe::of(arguments.namespace.clone(), arguments.worker.clone());
+    let mut signals = StopSignals::listen()?;
+    let (report, unconnected) = tokio::select! {
+        examined = examine(&arguments, &config, named, &probe) => examined?,
+        name = signals.next() => {
+            // Without its goodbye, daemons would keep the probe's holder as stale for a while.
+            tokio::select! {
+                () = probe.take_back(arguments.timeout) => {}
+                _ = signals.next() => {}
             }
-            arguments.add_named(&mut replicas)?;
-            seen = replicas::look(replicas).await;
-            told = replicas::setups(&seen);
-            let setup = wanted(&own, &told);
-            report.add(connected.check_payload(&setup));
-            report.extend(permissions::check(&arguments, &config, &subjects, &connected).await);
-            let is_followed = !told.is_empty();
-            report.add(jetstream::check(&connected, &setup, &arguments, &subjects, is_followed).await);
-            report.add(daemon::check_round_trip(&arguments, &subjects, &connected).await);
-            report.extend(found);
-            None
-        }
-        Err(unconnected) => {
-            report.add(unconnected.check);
-            for name in ["max_payload", "permissions", "JetStream", "round trip"] {
-                report.add(Check::skipped(name, "there is no NATS server to ask"));
-            }
-            arguments.add_named(&mut replicas)?;
-            seen = replicas::look(replicas).await;
-            Some(unconnected.verdict)
+            return Err(Failure::failed(format_args!("ended by {name}")));
         }
     };
-    if told.is_empty() {
-        report.add(daemon::check_disk(&config));
-    }
-    for (place, setup) in &told {
-        report.add(daemon::check_room(
-            &format!("disk of {place}"),
-            setup.snapshots.as_ref(),
-        ));
-    }
-    report.extend(replicas::check(&seen, arguments.timeout, arguments.namespace.as_str()).await);
     if arguments.json {
         print_json(&report)?;
     } else {
         print(&printable(&report.render()))?;
     }
     report.verdict(unconnected)
+}
+
+/// Makes all checks. `named` are the replicas that the command line names. Also returns the error text with which the
+/// command ends if no NATS server could be reached.
+async fn examine(
+    arguments: &DoctorArguments,
+    config: &Config,
+    named: Vec<Replica>,
+    probe: &Probe,
+) -> Result<(DoctorReport, Option<&'static str>), Failure> {
+    let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
+    let mut report = DoctorReport::default();
+    let connected = match broker::connect(config, arguments.timeout).await {
+        Ok(connected) => {
+            report.add(connected.check());
+            Ok(connected)
+        }
+        Err(unconnected) => {
+            report.add(unconnected.check);
+            Err(unconnected.verdict)
+        }
+    };
+    let (replicas, found) = match named.is_empty() {
+        false => (named, Vec::new()),
+        true => arguments.find(connected.as_ref().ok(), config).await,
+    };
+    let seen = replicas::look(replicas).await;
+    let told = replicas::setups(&seen);
+    match &connected {
+        Ok(connected) => {
+            let setup = wanted(&Setup::of(config), &told);
+            report.add(connected.check_payload(&setup));
+            report.extend(permissions::check(arguments, config, &subjects, connected, &setup).await);
+            let is_followed = !told.is_empty();
+            report.add(jetstream::check(connected, &setup, arguments, &subjects, is_followed).await);
+            report.add(daemon::check_round_trip(arguments, &subjects, connected, probe).await);
+        }
+        Err(_) => {
+            for name in ["max_payload", "permissions", "JetStream", "round trip"] {
+                report.add(Check::skipped(name, "there is no NATS server to ask"));
+            }
+        }
+    }
+    report.extend(found);
+    if told.is_empty() {
+        report.add(daemon::check_disk(config));
+    }
+    for (place, setup) in &told {
+        let name = format!("disk of {place}");
+        report.add(daemon::check_room(&name, setup.snapshots.as_ref()));
+    }
+    report.extend(replicas::check(&seen, arguments.timeout, probe).await);
+    Ok((report, connected.err()))
 }
 
 /// Returns the needs that the daemons have together: the largest message, a stream, and whether one needs an Object
@@ -160,13 +186,38 @@ fn wanted(own: &Setup, told: &[(String, Setup)]) -> Setup {
 }
 
 impl DoctorArguments {
-    /// Adds the replicas that `--admin` names. Without `--admin`, adds the replica at the default address, unless a daemon or
-    /// gateway was found.
-    fn add_named(&self, replicas: &mut Vec<Replica>) -> Result<(), Failure> {
+    /// Returns the replicas that are found on NATS. Adds the replica at the default address, unless a daemon or gateway
+    /// was found. Also returns a check for each process or address that cannot be asked.
+    async fn find(
+        &self,
+        connected: Option<&DoctorConnection>,
+        config: &Config,
+    ) -> (Vec<Replica>, Vec<Check>) {
+        let (mut replicas, mut checks) = match connected {
+            Some(connected) => search::find(connected, &config.subjects.prefix, self.timeout).await,
+            None => (Vec::new(), Vec::new()),
+        };
         if replicas.iter().all(Replica::is_bridge) {
-            replicas.extend(self.replicas()?);
+            match self.replica(None) {
+                Ok(replica) => replicas.push(replica),
+                Err(failure) => checks.push(Check::skipped("replica", failure)),
+            }
         }
-        Ok(())
+        (replicas, checks)
+    }
+
+    /// Returns the replicas that `--admin` names.
+    fn named(&self) -> Result<Vec<Replica>, Failure> {
+        let addresses = self.admin.iter().cloned().map(Some);
+        addresses.map(|address| self.replica(address)).collect()
+    }
+
+    /// Returns the replica at `address`. If it is `None`, returns the replica at the address in the environment or at
+    /// the default address.
+    fn replica(&self, address: Option<String>) -> Result<Replica, Failure> {
+        let is_expected = address.is_some();
+        let admin = AdminClientArguments::at(address, self.timeout).client()?;
+        Ok(Replica::at(admin, is_expected))
     }
 
     fn load(&self) -> Result<Config, Failure> {
@@ -177,17 +228,5 @@ impl DoctorArguments {
         )?;
         let environment = environment.into_iter();
         Ok(Config::load(flags, environment, self.config.as_deref())?)
-    }
-
-    fn replicas(&self) -> Result<Vec<Replica>, Failure> {
-        let named = |address: Option<String>| {
-            let is_expected = address.is_some();
-            let admin = AdminClientArguments::at(address, self.timeout).client()?;
-            Ok(Replica::at(admin, is_expected))
-        };
-        if self.admin.is_empty() {
-            return Ok(vec![named(None)?]);
-        }
-        self.admin.iter().cloned().map(Some).map(named).collect()
     }
 }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use kvatlas_daemon::costs::Cost;
-use kvatlas_daemon::runbook::mend_of;
 use serde::Deserialize;
 
+use super::probe::Probe;
 use super::report::Check;
-use crate::cli::refused::reason_of;
+use crate::cli::refused::PublisherRefusal;
 use crate::cli::status::{NamespaceStatus, Status};
 use crate::cli::text::counted;
 
@@ -73,30 +73,37 @@ pub(super) fn publishers(daemons: &[(&str, &Status)]) -> Check {
 }
 
 /// Returns a failed check for each publisher whose batches are dropped. `daemons` has each daemon's address and status.
-/// Publishers of the doctor's own namespace, `own`, are left out.
-pub(super) fn refused(daemons: &[(&str, &Status)], own: &str) -> Vec<Check> {
-    let mut culprits: BTreeMap<String, CulpritPublisher<'_>> = BTreeMap::new();
+/// The doctor's own `probe` is left out.
+pub(super) fn refused(daemons: &[(&str, &Status)], probe: &Probe) -> Vec<Check> {
+    let mut culprits: BTreeMap<(&str, &str), CulpritPublisher<'_>> = BTreeMap::new();
     for (place, status) in daemons {
-        for known in status.namespaces.iter().filter(|known| known.namespace != own) {
-            for publisher in &known.refused_publishers {
-                let name = format!("publisher {publisher} of {}", known.namespace);
-                let culprit = culprits.entry(name).or_default();
-                culprit.reason = culprit.reason.or(reason_of(&known.refused, publisher));
+        for known in &status.namespaces {
+            let name = known.namespace.as_str();
+            let foreign = known.refused.iter();
+            for refusal in foreign.filter(|refusal| !probe.is_publisher(name, &refusal.worker)) {
+                let culprit = culprits
+                    .entry((name, &refusal.worker))
+                    .or_insert(CulpritPublisher {
+                        refusal,
+                        cost: None,
+                        places: Vec::new(),
+                    });
                 culprit.cost = culprit.cost.into_iter().chain(known.cost).reduce(Cost::plus);
                 culprit.places.push(place);
             }
         }
     }
-    culprits
+    let checks = culprits
         .iter()
-        .map(|(name, culprit)| culprit.check(name))
-        .collect()
+        .map(|((namespace, _), culprit)| culprit.check(namespace));
+    checks.collect()
 }
 
 /// Everything that daemons say about one publisher whose batches are dropped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct CulpritPublisher<'d> {
-    reason: Option<&'d str>,
+    /// Refusal as the first daemon tells it.
+    refusal: &'d PublisherRefusal,
     /// Numbers of recent answers about the publisher's namespace: all of them, and those that were not exact. They are
     /// sums over all daemons.
     cost: Option<Cost>,
@@ -104,20 +111,12 @@ struct CulpritPublisher<'d> {
 }
 
 impl CulpritPublisher<'_> {
-    fn check(&self, name: &str) -> Check {
-        let reason = self.reason.map_or(String::new(), |reason| format!(" ({reason})"));
-        let found = format!(
-            "all its batches are dropped{reason} at {}",
-            self.places.join(", ")
-        );
-        let mend = match self.reason {
-            Some(reason) => mend_of([reason].into_iter(), "what to do"),
-            None => {
-                "the daemon's log names the reason; kvatlas explain KvatlasBatchesDropped says what to do"
-                    .to_owned()
-            }
-        };
-        Check::failed(name, found, mend).costing(self.cost.map(Cost::of_all))
+    fn check(&self, namespace: &str) -> Check {
+        let PublisherRefusal { worker, reason, .. } = self.refusal;
+        let name = format!("publisher {worker} of {namespace}");
+        let places = self.places.join(", ");
+        let found = format!("all its batches are dropped ({reason}) at {places}");
+        Check::failed(&name, found, self.refusal.mend(namespace)).costing(self.cost.map(Cost::of_all))
     }
 }
 
@@ -154,6 +153,8 @@ pub(super) fn compare(daemons: &[(&str, &Status)]) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_core::wire::{NamespaceName, WorkerName};
+
     use super::super::report::CheckOutcome;
     use super::*;
 
@@ -182,10 +183,16 @@ mod tests {
 
     #[test]
     fn whose_batches_are_dropped_fails() {
-        let wide = r#"{"namespace":"m","refused_publishers":["wide"],"refused":[{"worker":"wide","reason":"other_settings"}]}"#;
-        let wide = status(wide);
+        let dropped = |worker: &str, reason: &str| {
+            status(&format!(
+                r#"{{"namespace":"m","refused":[{{"worker":"{worker}","reason":"{reason}"}}]}}"#
+            ))
+        };
+        let (namespace, worker) = (NamespaceName::new("m").unwrap(), WorkerName::new("own").unwrap());
+        let probe = Probe::at(namespace, worker, 7);
+        let wide = dropped("wide", "other_settings");
         let known = [("a", &wide), ("b", &wide)];
-        let checks = refused(&known, "own");
+        let checks = refused(&known, &probe);
         assert_eq!(checks.len(), 1);
         assert_eq!(
             (checks[0].outcome(), checks[0].found()),
@@ -194,10 +201,17 @@ mod tests {
                 "all its batches are dropped (other_settings) at a, b"
             )
         );
-        let old = r#"{"namespace":"m","refused_publishers":["wide"]}"#;
-        let checks = refused(&[("a", &status(old))], "own");
-        assert_eq!(checks[0].found(), "all its batches are dropped at a");
-        assert!(refused(&known, "m").is_empty());
+        let stale = refused(&[("a", &dropped("old", "stale_epoch"))], &probe);
+        assert!(
+            stale[0].mend().ends_with("kvatlas admin forget m old"),
+            "{stale:?}"
+        );
+        let undecodable = refused(&[("a", &dropped("odd", "undecodable"))], &probe);
+        assert!(
+            !undecodable[0].mend().contains("kvatlas admin"),
+            "{undecodable:?}"
+        );
+        assert!(refused(&[("a", &dropped("own", "other_settings"))], &probe).is_empty());
     }
 
     #[test]

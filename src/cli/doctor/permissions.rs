@@ -8,6 +8,7 @@ use std::time::Duration;
 use kvatlas_config::Config;
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::broker::Refused;
+use kvatlas_process::setup::Setup;
 
 use super::broker::DoctorConnection;
 use super::report::Check;
@@ -23,11 +24,14 @@ pub(super) async fn check(
     config: &Config,
     subjects: &Subjects,
     connected: &DoctorConnection,
+    setup: &Setup,
 ) -> Vec<Check> {
+    let inbox = connected.nats.new_inbox();
     let mut checks = Vec::new();
     for role in [NatsRole::Daemon, NatsRole::Publisher, NatsRole::Router] {
         if arguments.role.includes(role) {
-            let needs = Needs::of(role, arguments, config, subjects);
+            let mut needs = Needs::of(role, arguments, config, subjects);
+            needs.add_inbox(role, &inbox, setup);
             checks.push(needs.check(role, connected).await);
         }
     }
@@ -46,7 +50,7 @@ impl Needs {
         let (namespace, worker) = (&arguments.namespace, &arguments.worker);
         match role {
             NatsRole::Daemon | NatsRole::All => Self::of_daemon(arguments, config, subjects),
-            // The probe event shows whether events may be published.
+            // The round trip shows whether events may be published: an empty event would not be without effect.
             NatsRole::Publisher => Self {
                 subscribe: vec![subjects.resync(namespace, worker, 0)],
                 publish: Vec::new(),
@@ -87,6 +91,17 @@ impl Needs {
             asked.status_filler(),
         ];
         Self { subscribe, publish }
+    }
+
+    /// Adds the role's rights to its inbox. A publisher receives only acknowledgements there, of events that a stream
+    /// keeps. A daemon also sends messages to itself.
+    fn add_inbox(&mut self, role: NatsRole, inbox: &str, setup: &Setup) {
+        if role != NatsRole::Publisher || setup.stream.is_some() {
+            self.subscribe.push(inbox.to_owned());
+        }
+        if role.includes(NatsRole::Daemon) {
+            self.publish.push(inbox.to_owned());
+        }
     }
 
     async fn check(self, role: NatsRole, connected: &DoctorConnection) -> Check {
@@ -176,6 +191,28 @@ mod tests {
         ] {
             assert!(!needs.concerns(&other), "{other:?}");
         }
+    }
+
+    #[test]
+    fn an_inbox_is_needed_by_whoever_is_answered() {
+        let rights = |role, stream: Option<&str>| {
+            let mut needs = Needs {
+                subscribe: Vec::new(),
+                publish: Vec::new(),
+            };
+            let setup = Setup {
+                max_message_bytes: 0,
+                stream: stream.map(str::to_owned),
+                has_object_store: false,
+                snapshots: None,
+            };
+            needs.add_inbox(role, "_INBOX.a", &setup);
+            (needs.subscribe.len(), needs.publish.len())
+        };
+        assert_eq!(rights(NatsRole::Daemon, None), (1, 1));
+        assert_eq!(rights(NatsRole::Router, None), (1, 0));
+        assert_eq!(rights(NatsRole::Publisher, None), (0, 0));
+        assert_eq!(rights(NatsRole::Publisher, Some("EVENTS")), (1, 0));
     }
 
     #[test]

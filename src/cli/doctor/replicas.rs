@@ -1,37 +1,29 @@
-//! Checks of the replicas. Replicas are found on NATS, or named on the command line. Each replica should be ready, have
+//! Checks of the replicas that were found on NATS, or named on the command line. Each replica should be ready, have
 //! the right time, and know as many holders as the other replicas of its group.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::future::{join_all, try_join_all};
 use kvatlas_client::unix_time_us;
-use kvatlas_daemon::runbook::mend_of;
+use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use kvatlas_process::setup::Setup;
-use serde::Deserialize;
 
 use super::bridges::{self, BridgeListing};
-use super::broker::DoctorConnection;
 use super::clock;
 use super::holders::{self, Degraded};
+use super::probe::Probe;
 use super::report::Check;
 use super::{namespaces, promises};
 use crate::cli::Failure;
-use crate::cli::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
+use crate::cli::admin_client::{AdminClient, ProcessRole};
 use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::silence;
 use crate::cli::status::Status;
 use crate::cli::text::counted;
 
-/// Longest wait on NATS for the answer of one more process, after the previous answer.
-const FINDING_PATIENCE: Duration = Duration::from_millis(500);
 /// Pause between two counts of the holders that the daemons know.
 const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum number of daemons, gateways and bridges that are checked.
-const REPLICAS_MAX: usize = 256;
-
 /// A daemon, gateway or bridge of the deployment.
 #[derive(Debug)]
 pub(super) struct Replica {
@@ -52,6 +44,16 @@ impl Replica {
         self.is_bridge
     }
 
+    /// Makes a replica that was found on NATS, from its admin listener, role and shard.
+    pub(super) fn found(admin: AdminClient, role: &str, shard: Option<String>) -> Self {
+        Self {
+            admin,
+            group: (role == ProcessRole::Daemon.as_str()).then(|| shard.unwrap_or_default()),
+            is_bridge: role == ProcessRole::Bridge.as_str(),
+            is_expected: false,
+        }
+    }
+
     /// Makes a replica from an admin listener. `is_expected` says whether the command line names it.
     pub(super) fn at(admin: AdminClient, is_expected: bool) -> Self {
         Self {
@@ -61,54 +63,6 @@ impl Replica {
             is_expected,
         }
     }
-}
-
-/// Facts that a process sends about itself when it answers a ping for services on NATS.
-#[derive(Debug, Deserialize)]
-struct PingReply {
-    metadata: Metadata,
-}
-
-#[derive(Debug, Deserialize)]
-struct Metadata {
-    instance: String,
-    subjects_prefix: String,
-    role: String,
-    shard: Option<String>,
-    /// Address of the process's admin listener, if it has one.
-    admin: Option<String>,
-}
-
-/// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each
-/// process whose admin listener this machine cannot reach.
-pub(super) async fn find(
-    connected: &DoctorConnection,
-    prefix: &str,
-    timeout: Duration,
-) -> (Vec<Replica>, Vec<Check>) {
-    let mut pings = match ask_all(connected).await {
-        Ok(pings) => pings,
-        Err(error) => return (Vec::new(), vec![Check::skipped("replicas", error)]),
-    };
-    pings.retain(|ping| ping.metadata.subjects_prefix == prefix);
-    pings.sort_by(|one, other| one.metadata.instance.cmp(&other.metadata.instance));
-    let own_host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (mut replicas, mut checks) = (Vec::new(), Vec::new());
-    for PingReply { metadata } in pings {
-        match reached_at(&metadata, &own_host) {
-            Ok(address) => match AdminClientArguments::at(Some(address), timeout).client() {
-                Ok(admin) => replicas.push(Replica {
-                    admin,
-                    is_bridge: metadata.role == ProcessRole::Bridge.as_str(),
-                    is_expected: false,
-                    group: (metadata.role == "daemon").then(|| metadata.shard.unwrap_or_default()),
-                }),
-                Err(failure) => checks.push(Check::skipped(&metadata.instance, failure)),
-            },
-            Err(why) => checks.push(Check::skipped(&format!("replica {}", metadata.instance), why)),
-        }
-    }
-    (replicas, checks)
 }
 
 /// Replica, and the answer of its route `/index`.
@@ -137,45 +91,9 @@ pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
     told.collect()
 }
 
-/// Returns the address at which the machine `own_host` reaches the admin listener of a process, or the reason why it cannot.
-fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static str> {
-    let Some(address) = &metadata.admin else {
-        return Err("it has no admin listener (admin.listen)");
-    };
-    let (_, place) = metadata.instance.rsplit_once('@').unwrap_or_default();
-    let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
-    let listens: Option<SocketAddr> = address.parse().ok();
-    match listens {
-        Some(listens)
-            if host == own_host || !(listens.ip().is_loopback() || listens.ip().is_unspecified()) =>
-        {
-            Ok(address.clone())
-        }
-        Some(listens) if listens.ip().is_unspecified() => Ok(format!("{host}:{}", listens.port())),
-        _ => Err("its admin listener is on the loopback address of its machine; run the doctor there"),
-    }
-}
-
-async fn ask_all(connected: &DoctorConnection) -> Result<Vec<PingReply>, async_nats::Error> {
-    let nats = &connected.nats;
-    let inbox = nats.new_inbox();
-    let mut answers = nats.subscribe(inbox.clone()).await?;
-    nats.publish_with_reply("$SRV.PING.kvatlas", inbox, bytes::Bytes::new())
-        .await?;
-    let mut pings = Vec::new();
-    while let Ok(Some(answer)) = tokio::time::timeout(FINDING_PATIENCE, answers.next()).await {
-        // Other programs may use the same service name. Their answers cannot be decoded, and are left out.
-        pings.extend(serde_json::from_slice::<PingReply>(&answer.payload));
-        if pings.len() >= REPLICAS_MAX {
-            break;
-        }
-    }
-    Ok(pings)
-}
-
 /// Checks each replica: readiness, clock, holders that are not exact, and the number of holders. The daemons of a group should
-/// know the same number of holders after at most `patience`. `own_namespace` is the namespace in which the doctor publishes.
-pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namespace: &str) -> Vec<Check> {
+/// know the same number of holders after at most `patience`. The doctor's own `probe` is no trouble.
+pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Probe) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut groups: BTreeMap<&str, Vec<Indexed<'_>>> = BTreeMap::new();
     for (replica, index) in seen {
@@ -206,8 +124,8 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namesp
         }
     }
     let daemons: Vec<Indexed<'_>> = groups.values().flatten().copied().collect();
-    checks.extend(check_holders(&daemons, own_namespace).await);
-    checks.extend(check_indexes(&daemons, own_namespace));
+    checks.extend(check_holders(&daemons, probe).await);
+    checks.extend(check_indexes(&daemons, probe));
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let known: Vec<u64> = replicas.iter().map(|(_, index)| holders_in(index)).collect();
         // The first counts come from the answers that are already there. The daemons are asked again only if these
@@ -225,19 +143,28 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namesp
 /// Admin listener of a replica, and the answer of its route `/index`.
 type Indexed<'s> = (&'s AdminClient, &'s Status);
 
-/// Returns the checks of the holders that are not exact, from the answers of the daemons that have an index.
-async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
-    if daemons.is_empty() {
-        return Vec::new();
-    }
+/// Returns the checks of the holders that are not exact, from the answers of the daemons that have an index. Daemons
+/// that do not tell their holders have a failed check each.
+async fn check_holders(daemons: &[Indexed<'_>], probe: &Probe) -> Vec<Check> {
     let asked = daemons.iter().map(async |(daemon, _)| {
-        let degraded: Degraded = daemon.json(Degraded::TARGET).await?;
-        Ok::<_, Failure>((daemon.authority(), degraded))
+        let degraded: Result<Degraded, Failure> = daemon.json(Degraded::TARGET).await;
+        (daemon.authority(), degraded)
     });
-    match try_join_all(asked).await {
-        Ok(known) => holders::judge(&known, own_namespace, unix_time_us()),
-        Err(failure) => vec![Check::skipped("holders", failure)],
+    let (mut known, mut checks) = (Vec::new(), Vec::new());
+    for (place, degraded) in join_all(asked).await {
+        match degraded {
+            Ok(degraded) => known.push((place, degraded)),
+            Err(failure) => checks.push(Check::failed(
+                &format!("holders of {place}"),
+                failure,
+                "see the daemon's log, or run the doctor again: what this daemon doubts is not known",
+            )),
+        }
     }
+    if !known.is_empty() {
+        checks.extend(holders::judge(&known, probe, unix_time_us()));
+    }
+    checks
 }
 
 /// Returns a failed check for each shard that does not answer the gateway, or refuses to, and one if no shard answers.
@@ -245,7 +172,7 @@ fn check_shards(gateway: &AdminClient, index: &Status) -> Vec<Check> {
     let failed = |missing: &UnansweringShard| {
         let said = missing.describe(unix_time_us());
         let found = format!("{said}, at {}", gateway.authority());
-        Check::failed(&missing.to_string(), found, missing.long_mend())
+        Check::failed(&missing.to_string(), found, missing.mend())
     };
     let outage = index.shard_outage.iter().map(|outage| {
         let found = format!("{}, at {}", outage.describe(unix_time_us()), gateway.authority());
@@ -256,14 +183,14 @@ fn check_shards(gateway: &AdminClient, index: &Status) -> Vec<Check> {
 
 /// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, missing namespaces,
 /// promised blocks, hashing.
-fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
+fn check_indexes(daemons: &[Indexed<'_>], probe: &Probe) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
     }
     let places = daemons.iter().map(|(admin, index)| (admin.authority(), *index));
     let known: Vec<(&str, &Status)> = places.collect();
     let mut checks = vec![namespaces::publishers(&known)];
-    checks.extend(namespaces::refused(&known, own_namespace));
+    checks.extend(namespaces::refused(&known, probe));
     checks.extend(
         known
             .iter()
@@ -317,7 +244,7 @@ fn check_snapshots(place: &str, index: &Status) -> Vec<Check> {
 
 /// Returns the advice on the trouble that an alert reports, and the command that says more about the alert.
 fn mend_of_alert(alert: &str) -> String {
-    let mend = mend_of([alert].into_iter(), "what to do");
+    let mend = mend_of([alert].into_iter(), AdviceTable::OtherTroubles);
     format!("{mend}; kvatlas explain {alert} says more")
 }
 
@@ -385,7 +312,7 @@ async fn check_readiness<'s>(
     let index = index.as_ref().map_err(Failure::clone)?;
     if !readiness.ready {
         let found = format!("not ready: {}", readiness.reasons.join("; "));
-        let mend = mend_of(readiness.unset(), "if it stays unset");
+        let mend = mend_of(readiness.unset(), AdviceTable::Latches);
         return Ok((index, Check::failed(name, found, mend)));
     }
     let said = describe_ready(index.role, holders_in(index));
@@ -416,8 +343,11 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::report::CheckOutcome;
+    use kvatlas_core::wire::{NamespaceName, WorkerName};
+
+    use super::super::report::{CheckOutcome, DoctorReport};
     use super::*;
+    use crate::cli::admin_client::AdminClientArguments;
 
     /// Reads an answer of `/index` without namespaces. `fields` are its other fields, each with a comma.
     fn status(fields: &str) -> Status {
@@ -474,33 +404,6 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_reached_from_where_it_listens() {
-        let reached = |instance: &str, admin: Option<&str>| {
-            let metadata = Metadata {
-                instance: instance.to_owned(),
-                subjects_prefix: "kvatlas".to_owned(),
-                role: "daemon".to_owned(),
-                shard: None,
-                admin: admin.map(str::to_owned),
-            };
-            reached_at(&metadata, "here").ok()
-        };
-        let at = |address: &str| Some(address.to_owned());
-        assert_eq!(
-            reached("kvatlas@here:7", Some("127.0.0.1:9464")),
-            at("127.0.0.1:9464")
-        );
-        assert_eq!(reached("kvatlas@there:7", Some("127.0.0.1:9464")), None);
-        assert_eq!(
-            reached("kvatlas@there:7", Some("10.0.0.7:9464")),
-            at("10.0.0.7:9464")
-        );
-        assert_eq!(reached("kvatlas@there:7", Some("0.0.0.0:9464")), at("there:9464"));
-        assert_eq!(reached("kvatlas@there:7", Some("[::]:1")), at("there:1"));
-        assert_eq!(reached("kvatlas@here:7", None), None);
-    }
-
-    #[test]
     fn replicas_of_a_group_know_as_many_holders() {
         assert_eq!(compare("", Ok(vec![3, 3])).outcome(), CheckOutcome::Fine);
         assert_eq!(compare("0/2", Ok(vec![3, 4])).outcome(), CheckOutcome::Warning);
@@ -510,30 +413,65 @@ mod tests {
         );
     }
 
+    /// Serves `routes`, and returns a replica with this admin listener.
+    async fn replica(routes: axum::Router) -> Replica {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        let arguments = AdminClientArguments::at(Some(place), Duration::from_secs(60));
+        Replica::at(arguments.client().unwrap(), true)
+    }
+
+    fn probe() -> Probe {
+        let (namespace, worker) = (
+            NamespaceName::new("own").unwrap(),
+            WorkerName::new("own").unwrap(),
+        );
+        Probe::at(namespace, worker, 0)
+    }
+
+    /// Answer of a sound daemon without holders on every route.
+    const SOUND: &str =
+        r#"{"ready": true, "reasons": [], "namespaces": [], "holders": [], "holders_total": 0}"#;
+
     /// A test that two replicas with the same number of holders are each asked for `/index` only once.
     #[tokio::test]
     async fn each_is_asked_for_its_index_once() {
-        let answer = r#"{"ready": true, "reasons": [], "namespaces": [], "holders": [], "holders_total": 0}"#;
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&asked);
         let index = axum::routing::get(move || {
             counted.fetch_add(1, Ordering::Relaxed);
-            std::future::ready(answer)
+            std::future::ready(SOUND)
         });
         let routes = axum::Router::new().route("/index", index);
-        let routes = routes.fallback(move || std::future::ready(answer));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let place = listener.local_addr().unwrap().to_string();
-        tokio::spawn(async move { axum::serve(listener, routes).await });
-        let named = |place: &str| {
-            let arguments = AdminClientArguments::at(Some(place.to_owned()), Duration::from_secs(60));
-            Replica::at(arguments.client().unwrap(), true)
-        };
-        let seen = look(vec![named(&place), named(&place)]).await;
+        let routes = routes.fallback(move || std::future::ready(SOUND));
+        let seen = look(vec![replica(routes.clone()).await, replica(routes).await]).await;
         assert!(setups(&seen).is_empty(), "an older daemon tells none");
-        let checks = check(&seen, Duration::ZERO, "own").await;
+        let checks = check(&seen, Duration::ZERO, &probe()).await;
         assert!(checks.iter().any(|check| check.found().starts_with("all 2 know")));
         assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_cannot_tell_its_holders_hides_no_others() {
+        let sound = axum::Router::new().fallback(|| std::future::ready(SOUND));
+        let refused = axum::http::StatusCode::INTERNAL_SERVER_ERROR;
+        let failing = sound.clone().route(
+            "/workers",
+            axum::routing::get(move || std::future::ready(refused)),
+        );
+        let doubted = r#"{"holders": [{"namespace": "m", "worker": "gpu-0", "rank": 0, "degraded": ["gap"]}], "holders_total": 1}"#;
+        let doubting = sound.route(
+            "/workers",
+            axum::routing::get(move || std::future::ready(doubted)),
+        );
+        let seen = look(vec![replica(failing).await, replica(doubting).await]).await;
+        let mut report = DoctorReport::default();
+        report.extend(check(&seen, Duration::ZERO, &probe()).await);
+        let said = report.render();
+        assert!(said.contains("FAIL holder gpu-0/0 of m: gap"), "{said}");
+        let place = seen[0].0.admin.authority();
+        assert!(said.contains(&format!("FAIL holders of {place}: ")), "{said}");
     }
 
     /// A test in which one replica has already forgotten the holder of the doctor's probe, and another has not yet.

@@ -16,7 +16,7 @@ use super::super::output::{print, print_json};
 use super::super::status_report::describe_state;
 use super::super::table::TextTable;
 use super::super::text::{counted, printable};
-use super::files::{cannot_open, file_limits, snapshots_in};
+use super::files::{cannot_open, file_limits, open_listed, snapshots_in};
 use kvatlas_client::rfc3339;
 use kvatlas_process::storage::open_regular;
 
@@ -57,9 +57,9 @@ fn inspect_directory(arguments: &InspectArguments) -> Result<(), Failure> {
     let paths = snapshots_in(&arguments.path)?;
     let checked: Vec<(PathBuf, Result<SnapshotSummary, SnapshotError>)> = paths
         .into_iter()
-        .map(|path| {
-            let checked = open_regular(&path).map_err(SnapshotError::Io).and_then(check);
-            (path, checked)
+        .filter_map(|path| {
+            let checked = open_listed(&path)?.and_then(check);
+            Some((path, checked))
         })
         .collect();
     if arguments.json {

@@ -1,5 +1,6 @@
 //! `kvatlas snapshot verify`: tells which snapshot files can be used.
 
+use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use kvatlas_core::snapshot::{SnapshotContent, SnapshotError};
 use super::super::failure::Failure;
 use super::super::output::print;
 use super::super::text::counted;
-use super::files::{cannot_open, file_limits, snapshots_in};
+use super::files::{cannot_open, file_limits, open_listed, snapshots_in};
 use kvatlas_process::storage::open_regular;
 
 #[derive(Debug, Args)]
@@ -19,42 +20,75 @@ pub(super) struct VerifyArguments {
     paths: Vec<PathBuf>,
 }
 
-/// Checks each snapshot that is named or in a named directory, and prints a line about it. Fails if any of them cannot be used.
+/// Checks each snapshot that is named or in a named directory, and prints a line about it. Fails if any of them cannot be used,
+/// or if a named directory has none.
 pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
-    let mut files = Vec::new();
+    let mut counts = VerifiedCounts::default();
     for path in &arguments.paths {
-        if !path.is_dir() {
-            files.push(path.clone());
+        if path.is_dir() {
+            counts.check_directory(path)?;
             continue;
         }
-        let found = snapshots_in(path)?;
-        if found.is_empty() {
-            // A directory without snapshots is no failure, as in `inspect`.
-            print(&format!("there are no snapshots in {}\n", path.display()))?;
-        }
-        files.extend(found);
-    }
-    let mut damaged = 0;
-    for path in &files {
-        let checked = match open_regular(path) {
+        match open_regular(path) {
             // If the only path that was named cannot be opened, the command fails with that error.
-            Err(error) if arguments.paths == [path.clone()] => return Err(cannot_open(path, &error)),
-            Err(error) => Err(SnapshotError::Io(error)),
-            Ok(file) => {
-                let reader = BufReader::with_capacity(1 << 20, file);
-                kvatlas_core::snapshot::verify(reader, &file_limits())
+            Err(error) if arguments.paths.len() == 1 => return Err(cannot_open(path, &error)),
+            opened => counts.check(path, opened.map_err(SnapshotError::Io))?,
+        }
+    }
+    counts.check_all()
+}
+
+/// Numbers of the snapshots and directories that were checked.
+#[derive(Debug, Default)]
+struct VerifiedCounts {
+    snapshots: u64,
+    /// Snapshots that cannot be used.
+    damaged: u64,
+    /// Directories without snapshots.
+    empty: u64,
+}
+
+impl VerifiedCounts {
+    fn check_directory(&mut self, directory: &Path) -> Result<(), Failure> {
+        let before = self.snapshots;
+        for path in snapshots_in(directory)? {
+            if let Some(opened) = open_listed(&path) {
+                self.check(&path, opened)?;
             }
-        };
-        damaged += usize::from(checked.is_err());
-        print(&verdict(path, &checked))?;
+        }
+        if self.snapshots == before {
+            self.empty += 1;
+            print(&format!("there are no snapshots in {}\n", directory.display()))?;
+        }
+        Ok(())
     }
-    if damaged == 0 {
-        return Ok(());
+
+    fn check(&mut self, path: &Path, opened: Result<File, SnapshotError>) -> Result<(), Failure> {
+        let checked = opened.and_then(|file| {
+            let reader = BufReader::with_capacity(1 << 20, file);
+            kvatlas_core::snapshot::verify(reader, &file_limits())
+        });
+        self.snapshots += 1;
+        self.damaged += u64::from(checked.is_err());
+        print(&verdict(path, &checked))
     }
-    Err(Failure::failed(format_args!(
-        "{damaged} of {} cannot be used; remove or replace what is damaged",
-        counted(files.len() as u64, "snapshot", "snapshots")
-    )))
+
+    fn check_all(&self) -> Result<(), Failure> {
+        if self.damaged > 0 {
+            return Err(Failure::failed(format_args!(
+                "{} of {} cannot be used; remove or replace what is damaged",
+                self.damaged,
+                counted(self.snapshots, "snapshot", "snapshots")
+            )));
+        }
+        match self.empty {
+            0 => Ok(()),
+            empty => Err(Failure::failed(format_args!(
+                "{} no snapshots; name where a daemon writes them (snapshots.directory)",
+                counted(empty, "directory has", "directories have")
+            ))),
+        }
+    }
 }
 
 fn verdict(path: &Path, checked: &Result<SnapshotContent, SnapshotError>) -> String {
@@ -81,9 +115,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_damaged_in_an_empty_directory() {
+    fn a_directory_without_snapshots_fails() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(verified(&[folder.path()]), Ok(()));
+        let failure = verified(&[folder.path()]).unwrap_err();
+        assert!(
+            failure.to_string().starts_with("1 directory has no snapshots"),
+            "{failure}"
+        );
     }
 
     #[test]

@@ -139,39 +139,41 @@ impl Painter {
         let doubt = self.colour(Color::Yellow);
         let has_addresses =
             area.width >= ADDRESS_COLUMNS_MIN && model.rows().iter().any(|holder| !holder.address.is_empty());
+        let has_namespaces = model.mixes_namespaces();
+        let (length, fill) = (Constraint::Length, Constraint::Fill(1));
+        // Columns, each with its title, its width and whether it is shown.
+        let columns = [
+            ("NAMESPACE", fill, has_namespaces),
+            ("WORKER", fill, true),
+            ("RANK", length(4), true),
+            ("  BLOCKS", length(8), true),
+            ("     LAG", length(8), true),
+            ("STATE", fill, true),
+            ("ADDRESS", fill, has_addresses),
+        ];
+        let shown = || columns.iter().filter(|(_, _, is_shown)| *is_shown);
         let rows: Vec<Row<'static>> = model
             .rows()
             .into_iter()
             .map(|holder| {
                 let state = model.state(holder);
                 let style = if state == "exact" { Style::new() } else { doubt };
-                let mut cells = vec![
+                let cells = [
+                    holder.namespace.clone(),
                     holder.worker.clone(),
                     format!("{:>4}", holder.rank),
                     format!("{:>8}", compact(holder.blocks)),
                     format!("{:>8}", time(Some(holder.lag_us as f64))),
                     state,
+                    holder.address.clone(),
                 ];
-                if has_addresses {
-                    cells.push(holder.address.clone());
-                }
-                Row::new(cells).style(style)
+                let shown = cells.into_iter().zip(&columns);
+                let shown = shown.filter(|(_, (_, _, is_shown))| *is_shown);
+                Row::new(shown.map(|(cell, _)| cell)).style(style)
             })
             .collect();
-        let mut widths = vec![
-            Constraint::Fill(1),
-            Constraint::Length(4),
-            Constraint::Length(8),
-            Constraint::Length(8),
-            Constraint::Fill(1),
-        ];
-        let mut titles = vec!["WORKER", "RANK", "  BLOCKS", "     LAG", "STATE"];
-        if has_addresses {
-            widths.push(Constraint::Fill(1));
-            titles.push("ADDRESS");
-        }
-        let head = Row::new(titles);
-        let table = Table::new(rows, widths)
+        let head = Row::new(shown().map(|(title, _, _)| *title));
+        let table = Table::new(rows, shown().map(|(_, width, _)| *width))
             .header(head.style(Style::new().add_modifier(Modifier::BOLD)))
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
         frame.render_stateful_widget(table, area, &mut model.table);
@@ -247,7 +249,7 @@ mod tests {
         let mut model = Model::new("127.0.0.1:9464");
         model.take(
             "hello",
-            r#"{"version":"0.1.0","reasons":[[1,"gap"],[128,"stale"]],"mends":[["gap","ask the publisher again"]]}"#,
+            r#"{"version":"0.1.0","reasons":[[1,"gap"],[128,"stale"]],"mends":[["gap","ask again: kvatlas admin resync NAMESPACE WORKER RANK"]]}"#,
         );
         let workers = ["gpu-10", "gpu-2", "gpu-1", "cpu-1\u{1b}[2J"];
         let added: Vec<_> = workers
@@ -323,15 +325,35 @@ mod tests {
         assert_eq!(
             lines[10..13],
             [
-                "Cost: 31 % of queries find it, 50 % of answers inexact.",
-                "Mend: ask the publisher again; kvatlas explain stale",
-                ""
+                "gpu-2/0 of n: Cost: 31 % of queries find it, 50 % of answers",
+                "inexact. Mend: ask again: kvatlas admin resync n gpu-2 0;",
+                "kvatlas explain stale"
             ]
         );
         assert_eq!(lines[13], "q quit  d degraded  n namespace  / name  ↑↓ move");
         let wide = drawn(&mut model(), 100);
         assert!(wide[6].ends_with("ADDRESS"));
         assert!(wide[7].ends_with("10.0.0.7:8000"), "{}", wide[7]);
+    }
+
+    #[test]
+    fn rows_of_several_namespaces_say_of_which_they_are() {
+        let mut model = model();
+        let frame = json!({
+            "ready": true, "reasons": [], "namespaces": [{"name": "n", "distinct_blocks": 0, "held_blocks": 0}],
+            "fleet": {"whole": false, "added": [[9, "m\u{1b}", "gpu-2", 0]], "profiles": [], "facts": [[9, 1, 1, 0, 0, 0]], "gone": []},
+        });
+        model.take("frame", &frame.to_string());
+        let lines = drawn(&mut model, 60);
+        assert!(lines[6].starts_with("NAMESPACE    WORKER"), "{}", lines[6]);
+        assert!(lines[7].starts_with("m            gpu-2"), "{}", lines[7]);
+        assert!(lines[8].starts_with("n            gpu-2"), "{}", lines[8]);
+        assert!(lines[10].starts_with("gpu-2/0 of m: Mend: "), "{}", lines[10]);
+        assert!(model.trouble().unwrap().contains("admin resync m gpu-2 0"));
+        // The rows of one namespace need no column.
+        press(&mut model, KeyCode::Char('n'));
+        let lines = drawn(&mut model, 60);
+        assert!(lines[6].starts_with("WORKER"), "{}", lines[6]);
     }
 
     #[test]
@@ -345,7 +367,7 @@ mod tests {
         model.take("frame", &frame.to_string());
         let lines = drawn(&mut model, 100);
         assert!(
-            lines[10].starts_with("the replay begins at 512, needed 1. Mend: ask the publisher"),
+            lines[10].starts_with("gpu-2/0 of n: the replay begins at 512, needed 1. Mend: ask again"),
             "{}",
             lines[10]
         );
@@ -396,6 +418,26 @@ mod tests {
         assert!(lines.starts_with(said), "{lines}");
         let sound = shown(&mut model, json!({}));
         assert!(sound[2].starts_with("WORKER"), "{sound:?}");
+    }
+
+    #[test]
+    fn holders_that_are_not_sent_count_and_a_silent_broker_is_told() {
+        let mut model = model();
+        let frame = json!({
+            "ready": true, "reasons": [], "now_us": 1_800_000_300_000_000_u64, "broker_silent_us": 9_000_000,
+            "namespaces": [
+                {"name": "n", "exact": 49_000, "degraded": 1000, "distinct_blocks": 0, "held_blocks": 0},
+                {"name": "z", "exact": 9000, "degraded": 1000, "distinct_blocks": 0, "held_blocks": 0},
+            ],
+            "fleet": {"whole": false, "added": [], "facts": [], "gone": []},
+        });
+        model.take("frame", &frame.to_string());
+        assert_eq!(model.totals(), (58_000, 2000, 0, 0));
+        let told = model.worst.as_deref().unwrap();
+        assert!(
+            told.starts_with("nothing has come from the NATS server for 9.0s"),
+            "{told}"
+        );
     }
 
     #[test]

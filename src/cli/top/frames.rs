@@ -31,6 +31,10 @@ pub(super) struct DaemonFrame {
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<FrameRates>,
     pub(super) fleet: HolderChanges,
+    /// Time for which the NATS server has been silent, in microseconds; `None` if it is not, or if an older daemon does
+    /// not tell.
+    #[serde(default)]
+    pub(super) broker_silent_us: Option<u64>,
     /// Shards that do not answer this gateway. An older daemon leaves them out.
     #[serde(default)]
     pub(super) missing_shards: Vec<UnansweringShard>,
@@ -65,6 +69,12 @@ pub(super) struct FrameSnapshotFailure {
 #[derive(Debug, Deserialize)]
 pub(super) struct NamespaceFrame {
     pub(super) name: String,
+    /// Numbers of exact and of degraded holders, including holders that the daemon does not send. An older daemon leaves
+    /// them out.
+    #[serde(default)]
+    pub(super) exact: Option<usize>,
+    #[serde(default)]
+    pub(super) degraded: Option<usize>,
     pub(super) distinct_blocks: u64,
     pub(super) held_blocks: u64,
     /// Publishers whose batches are dropped, each with the reason.

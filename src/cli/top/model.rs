@@ -6,6 +6,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
 
 use kvatlas_core::wire::TROUBLE_LABEL;
+use kvatlas_daemon::runbook::named;
 
 use super::frames::{DaemonFrame, FrameRates, Hello, NamespaceFrame};
 use super::trouble::worst;
@@ -27,7 +28,7 @@ pub(super) enum Next {
 /// Holder as the table shows it.
 #[derive(Debug, Clone)]
 pub(super) struct ShownHolder {
-    namespace: String,
+    pub(super) namespace: String,
     pub(super) worker: String,
     pub(super) rank: u32,
     pub(super) address: String,
@@ -126,17 +127,19 @@ impl Model {
         self.is_connected = false;
     }
 
-    fn take_frame(&mut self, frame: DaemonFrame) {
+    fn take_frame(&mut self, mut frame: DaemonFrame) {
         self.worst = worst(&frame);
+        for namespace in &mut frame.namespaces {
+            namespace.name = tidy(&namespace.name);
+        }
         let change = frame.fleet;
         if change.whole {
             self.holders.clear();
         }
         for (number, namespace, worker, rank) in change.added {
             let holder = ShownHolder {
-                namespace,
-                // What comes from elsewhere must not steer the terminal.
-                worker: printable(&worker).replace('\n', ""),
+                namespace: tidy(&namespace),
+                worker: tidy(&worker),
                 rank,
                 address: String::new(),
                 told: String::new(),
@@ -151,8 +154,8 @@ impl Model {
         for (number, address, labels) in change.profiles {
             if let Some(holder) = self.holders.get_mut(&number) {
                 let told = labels.get(TROUBLE_LABEL).and_then(|told| told.as_str());
-                holder.address = printable(&address).replace('\n', "");
-                holder.told = printable(told.unwrap_or_default()).replace('\n', "");
+                holder.address = tidy(&address);
+                holder.told = tidy(told.unwrap_or_default());
             }
         }
         for (number, since_us) in change.since {
@@ -223,6 +226,12 @@ impl Model {
                 .iter()
                 .filter(|one| self.is_of_namespace(&one.name))
         };
+        // The daemon sends a limited number of holders, and counts all of them.
+        let counted = |one: &NamespaceFrame| one.exact.zip(one.degraded);
+        if let Some(counts) = shown().map(counted).collect::<Option<Vec<_>>>() {
+            exact = counts.iter().map(|(exact, _)| exact).sum();
+            degraded = counts.iter().map(|(_, degraded)| degraded).sum();
+        }
         let blocks = shown().map(|namespace| namespace.distinct_blocks).sum();
         let copies = shown().map(|namespace| namespace.held_blocks).sum();
         (exact, degraded, blocks, copies)
@@ -252,16 +261,30 @@ impl Model {
         of_holder.map(|(_, word)| word.as_str())
     }
 
-    /// Returns a text about the selected holder: why its publisher says it is in doubt, the share of queries that it
-    /// affects, and what to do. `None` while the holder is exact.
+    /// Whether the shown holders are of several namespaces.
+    pub(super) fn mixes_namespaces(&self) -> bool {
+        let rows = self.rows();
+        rows.windows(2).any(|two| two[0].namespace != two[1].namespace)
+    }
+
+    /// Returns a text about the selected holder: its name, why its publisher says it is in doubt, the share of queries
+    /// that it affects, and what to do. `None` while the holder is exact.
     pub(super) fn trouble(&self) -> Option<String> {
         let holder = *self.rows().get(self.table.selected()?)?;
         if holder.reasons == 0 {
             return None;
         }
+        let ShownHolder {
+            namespace,
+            worker,
+            rank,
+            ..
+        } = holder;
+        let culprit: [&str; 3] = [namespace, worker, &rank.to_string()];
         let mend = |word: &str| {
             let known = self.hello.mends.iter().find(|(known, _)| known == word);
-            known.map_or_else(|| format!("kvatlas explain {word}"), |(_, mend)| printable(mend))
+            let explained = || format!("kvatlas explain {word}");
+            known.map_or_else(explained, |(_, mend)| named(&printable(mend), culprit))
         };
         let mends: Vec<String> = self.words(holder).map(mend).collect();
         let sentence = |before: &str, text: &str| match text {
@@ -269,7 +292,10 @@ impl Model {
             text => format!("{before}{text}. "),
         };
         let (told, cost) = (sentence("", &holder.told), sentence("Cost: ", &holder.cost));
-        Some(format!("{told}{cost}Mend: {}", mends.join("; ")))
+        Some(format!(
+            "{worker}/{rank} of {namespace}: {told}{cost}Mend: {}",
+            mends.join("; ")
+        ))
     }
 
     /// Returns a holder's state in words: `exact`, or the reasons for doubt and how long the doubt has lasted.
@@ -345,6 +371,11 @@ impl Model {
         let selected = self.table.selected().unwrap_or_default();
         self.table.select(Some(selected.min(last)));
     }
+}
+
+/// Returns a text from elsewhere without characters that could steer the terminal or end the line.
+fn tidy(text: &str) -> String {
+    printable(text).replace('\n', "")
 }
 
 /// Splits a name into its letters and the number at its end, so that `gpu-2` comes before `gpu-10`.

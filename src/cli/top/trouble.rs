@@ -2,15 +2,20 @@
 //! do not exist, dropped batches, failing snapshots, holders with fewer blocks than exact answers promise, and wrong
 //! clocks.
 
-use kvatlas_daemon::runbook::mend_for;
+use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 
 use super::frames::{DaemonFrame, NamespaceFrame};
 use crate::cli::missing::GatewayOutage;
+use crate::cli::silence;
 use crate::cli::text::{printable, since};
 
 /// Returns a text about the worst trouble in a message of the daemon, with the advice on it; `None` if the message has
 /// no trouble.
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
+    let silence = frame.broker_silent_us.iter().map(|silent_us| Trouble {
+        what: silence::describe(*silent_us),
+        mend: silence::MEND.to_owned(),
+    });
     let outage = frame.shard_outage.iter().map(|outage| Trouble {
         what: outage.describe(frame.now_us),
         mend: GatewayOutage::mend(),
@@ -46,7 +51,8 @@ pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
         .namespaces
         .iter()
         .flat_map(|namespace| clock(namespace, frame.now_us));
-    let mut all = outage
+    let mut all = silence
+        .chain(outage)
         .chain(shards)
         .chain(strays)
         .chain(dropped)
@@ -68,13 +74,9 @@ struct Trouble {
 }
 
 impl Trouble {
-    /// Makes a trouble that concerns no single worker. `word` is the runbook's entry with the advice on it.
-    fn new(what: String, word: &str) -> Self {
-        Self::of(what, word, ["", "", ""])
-    }
-
-    fn of(what: String, word: &str, culprit: [&str; 3]) -> Self {
-        let mend = mend_for([word].into_iter(), "what to do", culprit);
+    /// Makes a trouble that concerns no single worker. The runbook's advice on it stands at the alert with this name.
+    fn new(what: String, alert: &str) -> Self {
+        let mend = mend_of([alert].into_iter(), AdviceTable::OtherTroubles);
         Self { what, mend }
     }
 }
@@ -84,8 +86,10 @@ fn dropped(namespace: &NamespaceFrame, now_us: u64) -> impl Iterator<Item = Trou
     namespace.refused.iter().map(move |refused| {
         let (worker, reason) = (&refused.worker, &refused.reason);
         let begun = since(refused.since_us, now_us);
-        let what = format!("all batches of {worker} of {name} are dropped ({reason}){begun}");
-        Trouble::of(what, reason, [name, worker, ""])
+        Trouble {
+            what: format!("all batches of {worker} of {name} are dropped ({reason}){begun}"),
+            mend: refused.mend(name),
+        }
     })
 }
 

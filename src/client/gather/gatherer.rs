@@ -23,11 +23,12 @@ use super::sending::{Resends, ShardRequest};
 /// Maximum total size, in bytes, of the replies to one request that are kept.
 const REPLY_BYTES_MAX: usize = 64 << 20;
 
-/// A merged answer, with the shards that it comes from.
+/// A merged answer or refusal, with the shards that it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merged<T> {
-    /// The merged answer.
-    pub reply: T,
+    /// The merged answer. An error if the shards refuse the request, if their answers cannot be merged, or if a missing shard
+    /// may know a namespace that the others do not know.
+    pub reply: Result<T, WireError>,
     /// Shards that gave the answer, and shards that are missing.
     pub gathered: Gathered,
     /// Error texts of shards that replied with a refusal, by the shard's index. Such a shard also counts as missing.
@@ -80,8 +81,7 @@ impl Gatherer {
     ///
     /// # Errors
     ///
-    /// [`ClientError::NoDaemon`] and [`ClientError::TimedOut`] if no shard answered. [`ClientError::Refused`] if the shards
-    /// refused, or if their answers cannot be merged.
+    /// [`ClientError::NoDaemon`] and [`ClientError::TimedOut`] if no shard answered.
     pub async fn query(
         &self,
         namespace: &NamespaceName,
@@ -92,9 +92,9 @@ impl Gatherer {
     ) -> Result<Merged<QueryReply>, ClientError> {
         let subject = self.subjects.query(namespace);
         let division = self.gather(subject, payload, headers, patience).await?;
-        merge(division, QueryReply::decode, |replies, gathered| {
+        Ok(merge(division, QueryReply::decode, |replies, gathered| {
             merge_replies(replies, options, gathered)
-        })
+        }))
     }
 
     /// Sends an encoded batch of queries (`payload`) to all shards, with `headers`, and merges the answers. `queries`
@@ -113,13 +113,13 @@ impl Gatherer {
     ) -> Result<Merged<BatchReply>, ClientError> {
         let subject = self.subjects.query(namespace);
         let division = self.gather(subject, payload, headers, patience).await?;
-        merge(division, BatchReply::decode, |replies, gathered| {
+        Ok(merge(division, BatchReply::decode, |replies, gathered| {
             let lists = replies.into_iter().map(|reply| reply.results).collect();
             Ok(BatchReply {
                 v: PROTOCOL_VERSION,
                 results: merge_results(lists, queries, gathered)?,
             })
-        })
+        }))
     }
 
     /// Asks one daemon of every shard for the status of a namespace, and merges the answers. The status tells for each
@@ -136,7 +136,7 @@ impl Gatherer {
     ) -> Result<Merged<StatusReply>, ClientError> {
         let subject = self.subjects.status(namespace);
         let division = self.gather(subject, Bytes::new(), headers, patience).await?;
-        merge(division, StatusReply::decode, merge_statuses)
+        Ok(merge(division, StatusReply::decode, merge_statuses))
     }
 
     /// Asks one daemon of every shard for the names of the namespaces that it knows. Waits for `patience` at most. The same name
@@ -150,12 +150,12 @@ impl Gatherer {
         let division = self
             .gather(subject, Bytes::new(), HeaderMap::new(), patience)
             .await?;
-        merge(division, NamespacesReply::decode, |replies, _| {
+        Ok(merge(division, NamespacesReply::decode, |replies, _| {
             Ok(NamespacesReply {
                 v: PROTOCOL_VERSION,
                 namespaces: replies.into_iter().flat_map(|reply| reply.namespaces).collect(),
             })
-        })
+        }))
     }
 
     /// Sends a router's encoded report (`payload`) to every shard, on `subject`. Returns the total number of entries
@@ -172,12 +172,12 @@ impl Gatherer {
         patience: Duration,
     ) -> Result<Merged<u64>, ClientError> {
         let division = self.gather(subject, payload, HeaderMap::new(), patience).await?;
-        merge(division, ReportReply::decode, |replies, _| {
+        Ok(merge(division, ReportReply::decode, |replies, _| {
             Ok(replies
                 .iter()
                 .map(|reply| reply.taken)
                 .fold(0, u64::saturating_add))
-        })
+        }))
     }
 
     /// Returns the length of the longest request that the server takes, in bytes.
@@ -218,9 +218,13 @@ impl Gatherer {
         let answered = collection.expected_next().unwrap_or_default();
         self.answered_last.store(answered, Ordering::Relaxed);
         let subject = request.subject;
-        collection
+        let division = collection
             .into_best()
-            .ok_or(ClientError::TimedOut { subject, patience })
+            .ok_or(ClientError::TimedOut { subject, patience })?;
+        match refused_otherwise(&division) {
+            Some(error) => Err(error),
+            None => Ok(division),
+        }
     }
 
     /// Sends a request, and collects replies until collecting ends, see [`Collection::add`].
@@ -287,14 +291,20 @@ fn take(collection: &mut Collection<Message>, reply: Message) -> bool {
 /// Returns the use of a reply, by its error code.
 fn use_of(reply: &Message) -> ReplyUse {
     match refusal(reply) {
-        None => ReplyUse::Answer,
         Some(ClientError::Refused(error)) => match error.code {
             ErrorCode::UnknownNamespace => ReplyUse::Unknown,
             ErrorCode::Unavailable | ErrorCode::TooManyRequests => ReplyUse::Refusal,
             _ => ReplyUse::Answer,
         },
-        Some(_) => ReplyUse::Refusal,
+        _ => ReplyUse::Answer,
     }
+}
+
+/// Returns the error with a code that this client does not know, if a shard replied with one. Such an error is about the
+/// request, as all errors are that do not ask for patience, so it is the answer.
+fn refused_otherwise(division: &Division<Message>) -> Option<ClientError> {
+    let mut errors = division.replies.values().filter_map(refusal);
+    errors.find(|error| matches!(error, ClientError::RefusedOtherwise { .. }))
 }
 
 /// Returns the shard that a reply's header names; `None` if it names none.
@@ -309,7 +319,7 @@ fn merge<Reply, Whole>(
     division: Division<Message>,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,
     merge: impl FnOnce(Vec<Reply>, &Gathered) -> Result<Whole, WireError>,
-) -> Result<Merged<Whole>, ClientError> {
+) -> Merged<Whole> {
     let mut missing: BTreeSet<u32> = (0..division.shards).collect();
     let mut refused = BTreeMap::new();
     let mut answers: Vec<ShardAnswer<Reply>> = Vec::with_capacity(division.replies.len());
@@ -329,13 +339,12 @@ fn merge<Reply, Whole>(
         shards: division.shards,
         missing: missing.into_iter().collect(),
     };
-    let replies = sort_out(answers, &gathered, &refused)?;
-    let reply = merge(replies, &gathered)?;
-    Ok(Merged {
+    let reply = sort_out(answers, &gathered, &refused).and_then(|replies| merge(replies, &gathered));
+    Merged {
         reply,
         gathered,
         refused,
-    })
+    }
 }
 
 /// Decodes the answer of a shard. Returns the reason in words if the shard refuses to answer now, or if the answer cannot be
@@ -351,5 +360,57 @@ fn answered<Reply>(
         Some(ClientError::Refused(error)) if use_of(message) != ReplyUse::Refusal => Ok(Err(error)),
         Some(ClientError::Refused(error)) => Err(error.text),
         Some(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::ERROR_CODE_HEADER;
+
+    use super::*;
+
+    fn reply(code: Option<&str>) -> Message {
+        let mut headers = HeaderMap::new();
+        if let Some(code) = code {
+            headers.insert(ERROR_CODE_HEADER, code);
+        }
+        Message {
+            subject: "inbox".into(),
+            reply: None,
+            payload: Bytes::new(),
+            headers: Some(headers),
+            status: None,
+            description: None,
+            length: 0,
+        }
+    }
+
+    #[test]
+    fn an_error_of_a_later_version_is_the_answer() {
+        let uses = [
+            None,
+            Some("799"),
+            Some("413"),
+            Some("404"),
+            Some("429"),
+            Some("503"),
+        ]
+        .map(|code| use_of(&reply(code)));
+        let expected = [
+            ReplyUse::Answer,
+            ReplyUse::Answer,
+            ReplyUse::Answer,
+            ReplyUse::Unknown,
+            ReplyUse::Refusal,
+            ReplyUse::Refusal,
+        ];
+        assert_eq!(uses, expected);
+        let division = |codes: [Option<&str>; 2]| Division {
+            shards: 2,
+            replies: (0..).zip(codes.map(reply)).collect(),
+        };
+        let refused = refused_otherwise(&division([None, Some("799")]));
+        assert!(matches!(refused, Some(ClientError::RefusedOtherwise { code, .. }) if code == "799"));
+        assert!(refused_otherwise(&division([Some("413"), Some("503")])).is_none());
     }
 }

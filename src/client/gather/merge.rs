@@ -14,6 +14,9 @@ use kvatlas_core::wire::{
     WireError,
 };
 
+/// Maximum number of predicted holders in a reply.
+const PREDICTED_MAX: usize = 64;
+
 /// The answer of one shard to a request: its reply, or an error.
 pub(super) type ShardAnswer<T> = Result<T, WireError>;
 
@@ -84,6 +87,7 @@ pub(super) fn merge_replies(
     merged
         .predicted
         .sort_by(|one, other| one.order().cmp(&other.order()));
+    merged.predicted.truncate(PREDICTED_MAX);
     merged
         .holders
         .sort_by(|one, other| one.order().cmp(&other.order()));
@@ -161,7 +165,7 @@ pub(super) fn merge_statuses(
 mod tests {
     use proptest::prelude::*;
 
-    use kvatlas_core::wire::{HolderMatch, PROTOCOL_VERSION, QueryKey, Shard, WorkerName};
+    use kvatlas_core::wire::{HolderMatch, PROTOCOL_VERSION, PredictedHolder, QueryKey, Shard, WorkerName};
 
     use super::*;
 
@@ -292,6 +296,26 @@ mod tests {
         assert!(
             refused.text.contains("shard 2 says: gpu-0 has another"),
             "{refused}"
+        );
+    }
+
+    #[test]
+    fn no_more_predictions_are_merged_than_a_reply_has() {
+        let predicted = |rank, blocks| PredictedHolder {
+            worker: WorkerName::new("gpu-0").unwrap(),
+            rank,
+            blocks,
+            address: None,
+        };
+        let of = |rank| QueryReply {
+            predicted: (1..=40).map(|blocks| predicted(rank, blocks)).collect(),
+            ..reply(Vec::new(), None)
+        };
+        let merged = merge_replies(vec![of(0), of(1)], &options(None), &WHOLE).unwrap();
+        let blocks: Vec<u32> = merged.predicted.iter().map(|found| found.blocks).collect();
+        assert_eq!(
+            (blocks.len(), blocks.first(), blocks.last()),
+            (64, Some(&40), Some(&9))
         );
     }
 

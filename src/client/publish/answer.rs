@@ -10,6 +10,10 @@ use super::cut::{CutBounds, cut_events};
 use super::outbox::{Clocks, Outbox};
 use super::sizes::{BATCH_BYTES, event_bytes};
 
+/// Maximum number of events in a batch of a full state, also for publishers whose other batches may have more. It is the
+/// default of `PublisherOptions::batch_events_max`: daemons drop batches with more events than they are configured for.
+const STATE_EVENTS_MAX: usize = 1024;
+
 /// An answer to a daemon: the payloads of its chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ResyncAnswerChunks {
@@ -93,6 +97,7 @@ impl Outbox {
             bytes_max: self.within_server_limit(self.options.chunk_bytes_max),
         };
         let bytes_max = bounds.bytes_max.saturating_sub(BATCH_BYTES);
+        let events_max = self.options.batch_events_max.min(STATE_EVENTS_MAX);
         let is_recomputed = self.options.settings.hashing == Hashing::Recompute;
         let mut batches = Vec::new();
         let mut open = self.empty(Tier::DEVICE);
@@ -108,7 +113,8 @@ impl Outbox {
         });
         for (tier, event) in pieces {
             let more = event_bytes(&event);
-            if !open.events.is_empty() && (open.tier != tier || bytes + more > bytes_max) {
+            let is_full = open.events.len() >= events_max || bytes + more > bytes_max;
+            if !open.events.is_empty() && (open.tier != tier || is_full) {
                 batches.push(std::mem::replace(&mut open, self.empty(tier)).encode());
                 bytes = 0;
             }
@@ -309,6 +315,31 @@ mod tests {
         check(|_| {});
         check(|outbox| drop(outbox.begin_epoch(DegradedReasons::default(), Clocks::default())));
         check(|outbox| drop(outbox.take_turn(100, Clocks::default())));
+    }
+
+    #[test]
+    fn a_batch_of_a_full_state_has_no_more_events_than_others() {
+        for (given, expected) in [(5, vec![5, 5, 2]), (usize::MAX, vec![12])] {
+            let mut outbox = outbox(PublisherOptions {
+                batch_events_max: given,
+                chunk_bytes_max: 100_000,
+                ..options()
+            });
+            let roots =
+                (1..=12).map(|root| StoredBlocks::by_sequence(None, None, vec![SequenceHash(root << 32)]));
+            for root in roots {
+                outbox.add(Tier::DEVICE, vec![Event::Stored(root)], Clocks::default());
+            }
+            let answer = outbox
+                .answer(&request(5, 0, true), None, Clocks::default())
+                .unwrap();
+            let events: Vec<_> = chunks(&answer)
+                .iter()
+                .flat_map(|chunk| chunk.decode_batches(&WireLimits::default()).unwrap())
+                .map(|batch| batch.events.len())
+                .collect();
+            assert_eq!(events, expected);
+        }
     }
 
     #[test]

@@ -48,6 +48,14 @@ pub enum PublisherError {
         /// Time for which the publisher has waited.
         waited: Duration,
     },
+    /// The publisher is to go on after a batch with too large a number.
+    #[error("no publisher goes on after batch {seq}; the largest number is {seq_max}, begin a new epoch")]
+    SeqTooLarge {
+        /// Number of the batch.
+        seq: u64,
+        /// Largest number after which a publisher goes on.
+        seq_max: u64,
+    },
     /// The server refused a batch, or the subscription to daemons' questions.
     #[error("the NATS server refuses it: {words}; give the user the right to it")]
     Refused {

@@ -102,6 +102,7 @@ impl HolderPublisher {
     /// # Errors
     ///
     /// [`PublisherError::Connection`] if the client is closed, so that no questions can be received.
+    /// [`PublisherError::SeqTooLarge`] if the options begin after a batch with too large a number.
     pub async fn start(
         nats: impl Into<PublishConnection>,
         subjects: &Subjects,
@@ -162,6 +163,7 @@ impl HolderPublisher {
     ) -> BoxFuture<'a, Result<Self, PublisherError>> {
         Box::pin(async move {
             let PublishConnection { nats, refusals } = nats;
+            options.beginning.check()?;
             let started = Instant::now();
             let id = HolderId {
                 worker: holder.worker.clone(),

@@ -68,7 +68,7 @@ mod voice;
 pub use cut::{CutBounds, cut_events};
 pub use error::PublisherError;
 pub use handle::{HolderPublisher, PublishedHolder, PublisherCounters};
-pub use options::{Beginning, PublisherOptions, Transport};
+pub use options::{AFTER_SEQ_MAX, Beginning, PublisherOptions, Transport};
 pub use refusals::{PublishConnection, Refusals};
 pub use state::{FullState, SharedState};
 pub use voice::{Term, Voice};

@@ -5,6 +5,8 @@ use std::time::Duration;
 use kvatlas_core::index::NamespaceSettings;
 use kvatlas_core::wire::{BatchCursor, DegradedReasons, HEARTBEAT_INTERVAL, Profile};
 
+use super::error::PublisherError;
+
 /// Way in which batches travel to daemons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
@@ -32,6 +34,10 @@ impl Transport {
     };
 }
 
+/// Largest number of a batch after which a publisher goes on. As many numbers are left above it, so that no publisher
+/// comes to the end of them.
+pub const AFTER_SEQ_MAX: u64 = u64::MAX / 2;
+
 /// Point at which the batch numbers begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Beginning {
@@ -47,8 +53,22 @@ pub enum Beginning {
     /// knows the holder's blocks.
     Above(u64),
     /// Continues after this batch, which an earlier incarnation of the publisher sent. The blocks of the earlier batches are not
-    /// known here. So daemons can get the batches that are published from now on, but not the full state.
+    /// known here. So daemons can get the batches that are published from now on, but not the full state. The batch's
+    /// number must be at most [`AFTER_SEQ_MAX`].
     After(BatchCursor),
+}
+
+impl Beginning {
+    /// Checks that the batch after which the publisher is to go on leaves it enough numbers.
+    pub(super) fn check(self) -> Result<(), PublisherError> {
+        match self {
+            Self::After(BatchCursor { seq, .. }) if seq > AFTER_SEQ_MAX => Err(PublisherError::SeqTooLarge {
+                seq,
+                seq_max: AFTER_SEQ_MAX,
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Settings of a publisher. [`Default`] is right for an engine.
@@ -124,6 +144,21 @@ impl Default for PublisherOptions {
             chunk_bytes_max: 256 << 10,
             answers_max: 4,
             answers_resyncs: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_goes_on_after_the_last_numbers() {
+        let after = |seq| Beginning::After(BatchCursor { epoch: 7, seq }).check();
+        assert!(after(AFTER_SEQ_MAX).is_ok());
+        for seq in [AFTER_SEQ_MAX + 1, u64::MAX] {
+            let refused = after(seq).unwrap_err();
+            assert!(matches!(refused, PublisherError::SeqTooLarge { .. }), "{refused}");
         }
     }
 }

@@ -349,14 +349,14 @@ fn combinations_are_checked() {
     assert_combination(&errors, "snapshots-object-store", "needs snapshots.directory");
 
     let errors = refuse(
-        &[("limits.max_namespaces", "1"), ("limits.max_name_bytes", "4")],
+        &[("limits.max_namespaces", "2"), ("limits.max_name_bytes", "16")],
         &[],
-        EXAMPLE,
+        &format!("{EXAMPLE}[namespaces.a-name-of-17-byte]\n"),
     );
-    assert_combination(&errors, "namespaces.qwen", "2 namespaces are configured");
+    assert_combination(&errors, "namespaces.qwen", "3 namespaces are configured");
     assert_combination(
         &errors,
-        "namespaces.llama",
+        "namespaces.a-name-of-17-byte",
         "the name is longer than limits.max_name_bytes",
     );
 }

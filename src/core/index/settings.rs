@@ -42,9 +42,11 @@ impl NamespaceSettings {
     }
 }
 
-/// Maximum number of workers in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)). So at most this many
-/// probes can run at the same time.
+/// Maximum number of workers in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)).
 const PROBING_WORKERS_MAX: usize = 8;
+/// Maximum number of ranks of a worker in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)). Each probe
+/// has a rank of its own. So at most this many probes of one worker can run at the same time.
+const PROBING_RANKS_MAX: usize = 8;
 /// Maximum number of blocks of one worker in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)).
 const PROBED_BLOCKS_MAX: usize = 16;
 /// Maximum number of distinct blocks in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)). Missing
@@ -89,7 +91,7 @@ impl IndexLimits {
         } = self;
         Self {
             workers_max: self.workers_max.min(PROBING_WORKERS_MAX),
-            ranks_per_worker_max: 1,
+            ranks_per_worker_max: self.ranks_per_worker_max.min(PROBING_RANKS_MAX),
             blocks_per_holder_max: self.blocks_per_holder_max.min(PROBED_BLOCKS_MAX),
             parking: ParkingLimits {
                 events_max: parking.events_max.min(PROBED_BLOCKS_MAX),

@@ -13,10 +13,10 @@ mod doubtful;
 mod refused;
 mod status;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use doubtful::DoubtfulHolders;
-pub use refused::{RefusedAt, RefusedHolders, RefusedPublisher};
+pub use refused::{RefusedAt, RefusedHolders, RefusedName, RefusedPublisher};
 pub use status::{HolderStatus, SequenceGap};
 
 pub(crate) use doubtful::DoubtCounter;
@@ -39,6 +39,8 @@ pub struct StreamTrust {
     /// Number of the last generation in which every publisher was known, minus 1. It is 0 at first, so generation 1
     /// counts as such a generation from the start.
     listed: AtomicU64,
+    /// Whether some publishers are known whose events do not reach the stream.
+    has_unheard: AtomicBool,
     stalls: AtomicU64,
     ended_stalls: AtomicU64,
 }
@@ -87,11 +89,24 @@ impl StreamTrust {
             .fetch_max(generation.0.saturating_sub(1), Ordering::AcqRel);
     }
 
-    /// Whether every publisher is known. If the result is `false`, there may be a new publisher from which no message
-    /// has arrived yet. During a stall the result is `false`. Must be called before a search, because a publisher may
+    /// Records whether some publishers are known whose events do not reach the stream.
+    pub fn set_unheard(&self, has_unheard: bool) {
+        self.has_unheard.store(has_unheard, Ordering::Release);
+    }
+
+    /// Whether some publishers are known whose events do not reach the stream.
+    pub fn has_unheard(&self) -> bool {
+        self.has_unheard.load(Ordering::Acquire)
+    }
+
+    /// Whether every publisher is known, and is heard. If the result is `false`, there may be a new publisher from which no message
+    /// has arrived yet. During a stall the result is `false`, and while [some publishers are unheard](Self::set_unheard).
+    /// Must be called before a search, because a publisher may
     /// appear during the search.
     pub fn is_listed(&self) -> bool {
-        !self.is_stalled() && self.listed.load(Ordering::Acquire) >= self.doubts.load(Ordering::Acquire)
+        !self.has_unheard()
+            && !self.is_stalled()
+            && self.listed.load(Ordering::Acquire) >= self.doubts.load(Ordering::Acquire)
     }
 
     /// Begins a stall: no holder is trusted, because events wait that will be applied later. When the stall

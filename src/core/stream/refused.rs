@@ -1,12 +1,14 @@
-//! Publishers whose batches are dropped, so that their holders' blocks are not known. There are three reasons: there is
+//! Publishers whose batches are dropped, so that their holders' blocks are not known. There are four reasons: there is
 //! no room for the holders; their block size differs from the block size of the namespace; their messages cannot be
-//! read.
+//! read; their subjects have a worker's name that is not accepted.
 //!
 //! A message that cannot be read does not tell its rank. So it can be of a rank without a holder, even if other ranks
 //! of its worker have holders.
 
+use std::borrow::Borrow;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
@@ -30,16 +32,68 @@ const UNREAD_US_MIN: u64 = 1_500_000;
 /// holders of the namespace.
 #[derive(Debug, Default)]
 pub struct RefusedHolders {
-    workers: RwLock<HashMap<WorkerName, RefusedWorker>>,
+    workers: RwLock<HashMap<RefusedName, RefusedWorker>>,
     /// Change counter. It is raised after a holder was added to the list or removed from it.
     changes: AtomicU64,
+}
+
+/// Maximum number of characters that are kept of a worker's name that is not accepted.
+const NAME_CHARACTERS_MAX: usize = 64;
+
+/// Name of a worker whose batches are dropped. Unlike a [`WorkerName`], it may have any printable character of ASCII,
+/// because the batches may be dropped for their worker's name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct RefusedName(Box<str>);
+
+impl RefusedName {
+    /// Returns the name that a subject has in the place of a worker's name. Characters that are not printable become
+    /// `?`. A text of more than 64 characters is cut, and ends with `...` then.
+    pub fn in_subject(text: &str) -> Self {
+        if let Ok(name) = WorkerName::new(text) {
+            return Self::from(&name);
+        }
+        let printable = |character: char| match character.is_ascii_graphic() {
+            true => character,
+            false => '?',
+        };
+        let mut name: String = text.chars().take(NAME_CHARACTERS_MAX).map(printable).collect();
+        if text.chars().nth(NAME_CHARACTERS_MAX).is_some() {
+            // No worker can have such a name, because of the dots.
+            name.push_str("...");
+        }
+        Self(name.into())
+    }
+
+    /// Returns the name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&WorkerName> for RefusedName {
+    fn from(name: &WorkerName) -> Self {
+        Self(name.as_str().into())
+    }
+}
+
+impl Borrow<str> for RefusedName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RefusedName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
 }
 
 /// A worker whose batches are dropped, so that it has no holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RefusedPublisher {
     /// Name of the worker.
-    pub worker: WorkerName,
+    pub worker: RefusedName,
     /// Reason why the last batch was dropped, as the word that metrics use.
     pub reason: &'static str,
     /// Time of the first dropped batch, in microseconds since the Unix epoch.
@@ -94,13 +148,13 @@ impl RefusedWorker {
 impl RefusedHolders {
     /// Records that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `reason`
     /// is the reason in one word. Returns whether this is the first dropped batch of the holder.
-    pub fn note(&self, worker: &WorkerName, rank: Rank, reason: &'static str, at: RefusedAt) -> bool {
+    pub fn note(&self, worker: &RefusedName, rank: Rank, reason: &'static str, at: RefusedAt) -> bool {
         self.note_part(worker, reason, at, |known| known.part(rank))
     }
 
     /// Records that a batch was dropped because it cannot be read. `has_holders` says whether the batch's worker has
     /// holders.
-    pub fn note_unread(&self, worker: &WorkerName, has_holders: bool, reason: &'static str, at: RefusedAt) {
+    pub fn note_unread(&self, worker: &RefusedName, has_holders: bool, reason: &'static str, at: RefusedAt) {
         let part = match has_holders {
             true => RefusedRank::UnreadBeside,
             false => RefusedRank::Unread,
@@ -110,7 +164,7 @@ impl RefusedHolders {
 
     fn note_part(
         &self,
-        worker: &WorkerName,
+        worker: &RefusedName,
         reason: &'static str,
         at: RefusedAt,
         part: impl FnOnce(&RefusedWorker) -> RefusedRank,
@@ -140,14 +194,15 @@ impl RefusedHolders {
     }
 
     /// Forgets a holder that has left. Returns whether it was listed as a holder whose batches are dropped.
-    pub fn forget(&self, id: &HolderId) -> bool {
-        self.remove(&id.worker, &[RefusedRank::Rank(id.rank)])
+    pub fn forget(&self, worker: &RefusedName, rank: Rank) -> bool {
+        self.remove(worker.as_str(), &[RefusedRank::Rank(rank)])
     }
 
     /// Forgets the dropped batches of a holder that has been registered. Also forgets the unreadable batches of a
     /// worker that had no holder. If they are recent, the caller notes them again, as batches of a worker with holders.
     pub(crate) fn forget_registered(&self, id: &HolderId) {
-        self.remove(&id.worker, &[RefusedRank::Rank(id.rank), RefusedRank::Unread]);
+        let parts = [RefusedRank::Rank(id.rank), RefusedRank::Unread];
+        self.remove(id.worker.as_str(), &parts);
     }
 
     /// Forgets each holder whose last dropped batch is too old at `now_us`. Returns whether any holder was forgotten.
@@ -190,7 +245,7 @@ impl RefusedHolders {
             None => refused.values().map(|known| known.last_us.len()).sum(),
             Some(workers) => {
                 let workers: HashSet<_> = workers.iter().collect();
-                let known = workers.iter().filter_map(|worker| refused.get(*worker));
+                let known = workers.iter().filter_map(|worker| refused.get(worker.as_str()));
                 known.map(|known| known.last_us.len()).sum::<usize>()
             }
         };
@@ -222,20 +277,20 @@ impl RefusedHolders {
     }
 
     /// Removes entries of a worker from the list of dropped batches. Returns whether any of them was listed.
-    fn remove(&self, worker: &WorkerName, parts: &[RefusedRank]) -> bool {
+    fn remove(&self, worker: &str, parts: &[RefusedRank]) -> bool {
         if !self.workers.read().contains_key(worker) {
             return false;
         }
         let mut refused = self.workers.write();
-        let Entry::Occupied(mut known) = refused.entry(worker.clone()) else {
+        let Some(known) = refused.get_mut(worker) else {
             return false;
         };
-        let last_us = &mut known.get_mut().last_us;
+        let last_us = &mut known.last_us;
         let before = last_us.len();
         last_us.retain(|part, _| !parts.contains(part));
         let has_changed = last_us.len() < before;
         if last_us.is_empty() {
-            known.remove();
+            refused.remove(worker);
         }
         self.note_change(has_changed)
     }
@@ -247,6 +302,10 @@ mod tests {
 
     fn worker(number: usize) -> WorkerName {
         WorkerName::new(&format!("gpu-{number}")).unwrap()
+    }
+
+    fn name(number: usize) -> RefusedName {
+        RefusedName::from(&worker(number))
     }
 
     fn id(rank: Rank) -> HolderId {
@@ -267,17 +326,17 @@ mod tests {
     fn many_ranks_of_one_worker_take_no_room_of_others() {
         let refused = RefusedHolders::default();
         for rank in 0..10_000 {
-            refused.note(&worker(0), rank, "undecodable", at(u64::from(rank)));
+            refused.note(&name(0), rank, "undecodable", at(u64::from(rank)));
         }
         assert_eq!(refused.count(None), RANKS_MAX + 1);
-        assert!(refused.note(&worker(1), 0, "undecodable", at(1)));
+        assert!(refused.note(&name(1), 0, "undecodable", at(1)));
         let of = |workers: &[usize]| {
             let workers: Vec<_> = workers.iter().map(|number| worker(*number)).collect();
             refused.count(Some(&workers))
         };
         assert_eq!(of(&[2]), 0, "nothing of it was dropped");
         let first = RefusedPublisher {
-            worker: worker(0),
+            worker: name(0),
             reason: "undecodable",
             since_us: 1000,
         };
@@ -299,7 +358,7 @@ mod tests {
         let refused = RefusedHolders::default();
         for number in 0..WORKERS_MAX + 10 {
             assert_eq!(
-                refused.note(&worker(number), 0, "undecodable", at(number as u64)),
+                refused.note(&name(number), 0, "undecodable", at(number as u64)),
                 number < WORKERS_MAX
             );
         }
@@ -307,7 +366,7 @@ mod tests {
         let last = [worker(WORKERS_MAX + 9)];
         assert_eq!(refused.count(Some(&last)), 1, "it may be");
         // A worker that has another batch dropped later stays longer.
-        assert!(!refused.note(&worker(3), 0, "undecodable", at(1_000_000)));
+        assert!(!refused.note(&name(3), 0, "undecodable", at(1_000_000)));
         assert!(refused.expire(2010, 0, Some(10)));
         assert!(!refused.expire(2010, 0, Some(10)));
         assert_eq!(refused.count(None), WORKERS_MAX - 1999);
@@ -321,13 +380,13 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_the_doubt_of_the_workers_next_holder() {
         let refused = RefusedHolders::default();
-        refused.note_unread(&worker(0), false, "undecodable", at(1));
+        refused.note_unread(&name(0), false, "undecodable", at(1));
         let changes = refused.changes();
-        refused.note_unread(&worker(0), false, "undecodable", at(2));
+        refused.note_unread(&name(0), false, "undecodable", at(2));
         assert_eq!(refused.changes(), changes);
-        assert!(refused.note(&worker(0), 1, "undecodable", at(2)));
+        assert!(refused.note(&name(0), 1, "undecodable", at(2)));
         assert_eq!(refused.count(None), 2);
-        assert!(!refused.forget(&id(0)) && refused.forget(&id(1)) && !refused.forget(&id(1)));
+        assert!(!refused.forget(&name(0), 0) && refused.forget(&name(0), 1) && !refused.forget(&name(0), 1));
         assert_eq!(refused.count(None), 1);
         refused.forget_registered(&id(0));
         assert_eq!(refused.count(None), 0);
@@ -337,9 +396,9 @@ mod tests {
     fn what_cannot_be_read_beside_a_holder_is_doubtful_until_the_next_message_is_due() {
         let refused = RefusedHolders::default();
         let (step_us, last_us) = (500_000, 9_000_000);
-        refused.note_unread(&worker(0), true, "undecodable", at(8_000_000));
-        refused.note_unread(&worker(0), true, "undecodable", at(last_us));
-        refused.note_unread(&worker(1), false, "undecodable", at(last_us));
+        refused.note_unread(&name(0), true, "undecodable", at(8_000_000));
+        refused.note_unread(&name(0), true, "undecodable", at(last_us));
+        refused.note_unread(&name(1), false, "undecodable", at(last_us));
         // The holder of another rank says nothing of the rank that cannot be read.
         refused.forget_registered(&id(0));
         assert!(!refused.expire(last_us + 2_000_000, step_us, None));
@@ -347,5 +406,30 @@ mod tests {
         assert!(refused.expire(last_us + 2_000_001, step_us, None));
         assert_eq!(refused.count(Some(&[worker(0)])), 0);
         assert_eq!(refused.count(None), 1, "a worker without a holder");
+    }
+
+    #[test]
+    fn a_name_that_no_worker_may_have_is_kept_short_and_printable() {
+        let in_subject = |text: &str| RefusedName::in_subject(text).to_string();
+        assert_eq!(in_subject("gpu-0"), "gpu-0");
+        assert_eq!(in_subject("gpu:0"), "gpu:0");
+        assert_eq!(in_subject(""), "");
+        assert_eq!(in_subject("a\u{1b}[2J\u{e9}"), "a?[2J?");
+        let longest = "x".repeat(NAME_CHARACTERS_MAX);
+        assert_eq!(in_subject(&longest), longest);
+        assert_eq!(in_subject(&format!("{longest}yz")), format!("{longest}..."));
+    }
+
+    #[test]
+    fn a_worker_of_a_name_that_is_accepted_later_is_the_same() {
+        let refused = RefusedHolders::default();
+        for text in ["gpu-0", "gpu:0"] {
+            refused.note_unread(&RefusedName::in_subject(text), false, "bad_subject", at(1));
+        }
+        assert_eq!(refused.count(None), 2);
+        assert_eq!(refused.count(Some(&[worker(0)])), 1);
+        refused.forget_registered(&id(0));
+        let left: Vec<_> = refused.named(9).into_iter().map(|known| known.worker).collect();
+        assert_eq!(left, [RefusedName::in_subject("gpu:0")]);
     }
 }

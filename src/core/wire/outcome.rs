@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::PROTOCOL_VERSION;
 use super::entries::coded;
 use super::reply::HolderMatch;
 use super::subject::{Rank, WorkerName};
@@ -44,8 +45,9 @@ pub struct OutcomeReport {
     pub outcomes: Vec<Outcome>,
 }
 
+/// Version that an absent `v` stands for.
 fn current_version() -> u64 {
-    1
+    PROTOCOL_VERSION
 }
 
 impl Outcome {
@@ -67,7 +69,7 @@ impl OutcomeReport {
     /// Makes a report of `outcomes`.
     pub fn new(outcomes: Vec<Outcome>) -> Self {
         Self {
-            v: current_version(),
+            v: PROTOCOL_VERSION,
             outcomes,
         }
     }

@@ -10,7 +10,7 @@ use super::profile::{
     ADDRESS_BYTES_MAX, Address, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, Labels, Profile,
     ProfileError,
 };
-use super::reader::{Reader, Value, wrong_type};
+use super::reader::{Reader, Value};
 
 impl Profile {
     /// Returns the profile that a batch sends in the fields `address` and `labels`. `None` if the batch has neither
@@ -67,7 +67,7 @@ pub(super) fn decode_labels(
     let labels = match reader.value()? {
         Value::Nil => return Ok(None),
         Value::Map(labels) => reader.checked_count("labels", labels, LABELS_MAX)?,
-        other => return Err(wrong_type("labels", "a map of texts, or nil", other)),
+        other => return Err(DecodeError::wrong_type("labels", "a map of texts, or nil", other)),
     };
     let mut map = BTreeMap::new();
     for _ in 0..labels {

@@ -338,7 +338,7 @@ query_fields! {
     block_hashes: Vec<BlockHash>, "the block hash of each block";
     sequence_hashes: Vec<SequenceHash>, "the sequence hash of each block: the cheapest form";
     lineage_hashes: Vec<PositionalLineageHash>, "one chain from position 0";
-    positions: Vec<Position>, "beside `sequence_hashes` or `lineage_hashes`: where each stands, ascending; see [compressed chains](#compressed-chains)";
+    positions: Option<Vec<Position>>, "beside `sequence_hashes` or `lineage_hashes`: where each stands, ascending; see [compressed chains](#compressed-chains)";
     token_count: Option<u64>, "how many tokens the prompt has: beside hashes, or beside tokens that the prompt goes on behind. A request computes its last token, so `usable_blocks` ends before the block of that; where absent, every block of hashes sent counts, and the last token sent is the prompt's";
     workers: Vec<WorkerName>, "answer only for these workers; all where absent";
     limit: Option<u64>, "at most so many holders, the best first; all where absent";
@@ -404,7 +404,7 @@ impl QueryFields {
         };
         let query = SingleQuery {
             key,
-            positions: self.positions,
+            positions: self.positions.flatten(),
             token_count: self.token_count.flatten(),
             options,
         };

@@ -16,7 +16,7 @@ pub enum FieldKind {
     Hashes,
     /// A list of lineage hashes.
     LineageHashes,
-    /// A list of positions.
+    /// A list of positions, or no value.
     Positions,
     /// A list of names.
     Names,
@@ -76,18 +76,27 @@ list_field!(SequenceHash, Hashes, |limits| limits.query_depth_max);
 list_field!(PositionalLineageHash, LineageHashes, |limits| limits
     .query_depth_max);
 
-impl FieldValue for Vec<Position> {
+impl FieldValue for Option<Vec<Position>> {
     const KIND: FieldKind = FieldKind::Positions;
 
     fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError> {
-        let positions: Vec<u32> = reader.list(key, limits.query_depth_max)?;
+        let Some(positions) = reader.optional_list::<u32>(key, limits.query_depth_max)? else {
+            return Ok(None);
+        };
         let position = |position: u32| Position::new(u64::from(position)).map_err(PositionsError::from);
-        Ok(positions.into_iter().map(position).collect::<Result<_, _>>()?)
+        Ok(Some(
+            positions.into_iter().map(position).collect::<Result<_, _>>()?,
+        ))
     }
 
     fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError> {
-        check_count(key, self.len(), limits.query_depth_max)?;
-        Ok(self.len() * u32::WIDTH)
+        let count = self.as_ref().map_or(0, Vec::len);
+        check_count(key, count, limits.query_depth_max)?;
+        Ok(count * u32::WIDTH)
+    }
+
+    fn is_void(&self) -> bool {
+        self.is_none()
     }
 }
 

@@ -57,11 +57,6 @@ impl Value<'_> {
     }
 }
 
-/// Returns the error for a value whose type is not the type of its field.
-pub(super) fn wrong_type(field: &'static str, expected: &'static str, found: Value<'_>) -> DecodeError {
-    DecodeError::wrong_type(field, expected, found)
-}
-
 impl DecodeError {
     /// Returns the error for a value whose type is not the type of its field.
     pub fn wrong_type(field: &'static str, expected: &'static str, found: Value<'_>) -> Self {
@@ -114,14 +109,14 @@ impl<'a> Reader<'a> {
     ) -> Result<(), DecodeError> {
         let count = match self.value()? {
             Value::Map(count) => count,
-            other => return Err(wrong_type(field, "a map with text keys", other)),
+            other => return Err(DecodeError::wrong_type(field, "a map with text keys", other)),
         };
         for _ in 0..count {
             let key = match self.short_text() {
                 Some(key) => key,
                 None => match self.value()? {
                     Value::Text(key) => key,
-                    other => return Err(wrong_type(field, "a map with text keys", other)),
+                    other => return Err(DecodeError::wrong_type(field, "a map with text keys", other)),
                 },
             };
             entry(self, key)?;
@@ -137,7 +132,7 @@ impl<'a> Reader<'a> {
     pub fn array(&mut self, field: &'static str, count_max: usize) -> Result<usize, DecodeError> {
         match self.value()? {
             Value::Array(count) => self.checked_count(field, count, count_max),
-            other => Err(wrong_type(field, "an array", other)),
+            other => Err(DecodeError::wrong_type(field, "an array", other)),
         }
     }
 
@@ -152,7 +147,7 @@ impl<'a> Reader<'a> {
         }
         match self.value()? {
             Value::Unsigned(value) => Ok(value),
-            other => Err(wrong_type(field, "an unsigned integer", other)),
+            other => Err(DecodeError::wrong_type(field, "an unsigned integer", other)),
         }
     }
 
@@ -163,11 +158,7 @@ impl<'a> Reader<'a> {
     /// [`DecodeError`] if the value is not an unsigned integer, or needs more than 32 bits.
     pub fn unsigned_32(&mut self, field: &'static str) -> Result<u32, DecodeError> {
         let value = self.unsigned(field)?;
-        u32::try_from(value).map_err(|_| DecodeError::OutOfRange {
-            field,
-            value,
-            max: u64::from(u32::MAX),
-        })
+        narrow(field, value)
     }
 
     /// Reads an unsigned integer, or nil. Returns `None` for nil.
@@ -182,8 +173,22 @@ impl<'a> Reader<'a> {
         match self.value()? {
             Value::Nil => Ok(None),
             Value::Unsigned(value) => Ok(Some(value)),
-            other => Err(wrong_type(field, "an unsigned integer or nil", other)),
+            other => Err(DecodeError::wrong_type(
+                field,
+                "an unsigned integer or nil",
+                other,
+            )),
         }
+    }
+
+    /// Reads an unsigned integer of at most 32 bits, or nil. Returns `None` for nil.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError`] if the value is neither, or needs more than 32 bits.
+    pub fn optional_unsigned_32(&mut self, field: &'static str) -> Result<Option<u32>, DecodeError> {
+        let value = self.optional_unsigned(field)?;
+        value.map(|value| narrow(field, value)).transpose()
     }
 
     /// Reads a boolean.
@@ -194,7 +199,7 @@ impl<'a> Reader<'a> {
     pub fn boolean(&mut self, field: &'static str) -> Result<bool, DecodeError> {
         match self.value()? {
             Value::Bool(value) => Ok(value),
-            other => Err(wrong_type(field, "a boolean", other)),
+            other => Err(DecodeError::wrong_type(field, "a boolean", other)),
         }
     }
 
@@ -202,7 +207,7 @@ impl<'a> Reader<'a> {
     pub(super) fn blob(&mut self, field: &'static str) -> Result<&'a [u8], DecodeError> {
         match self.value()? {
             Value::Blob(bytes) => Ok(bytes),
-            other => Err(wrong_type(field, "a blob", other)),
+            other => Err(DecodeError::wrong_type(field, "a blob", other)),
         }
     }
 
@@ -231,7 +236,7 @@ impl<'a> Reader<'a> {
         let bytes = match self.value()? {
             Value::Nil => return Ok(None),
             Value::Text(bytes) => bytes,
-            other => return Err(wrong_type(field, "a text", other)),
+            other => return Err(DecodeError::wrong_type(field, "a text", other)),
         };
         check_text(field, bytes.len(), bytes_max)?;
         std::str::from_utf8(bytes)
@@ -265,16 +270,30 @@ impl<'a> Reader<'a> {
         self.optional_text(field, bytes_max)?.ok_or(missing)
     }
 
-    /// Reads a list of at most `count_max` elements, and stores it in `slot`. A field that the message has already sent
-    /// is an error.
+    /// Reads a list of at most `count_max` elements, and stores it in `slot`. Nil leaves the slot empty. A field that
+    /// the message has already sent is an error.
     pub(super) fn list_once<T: Element>(
         &mut self,
         slot: &mut Option<Vec<T>>,
         field: &'static str,
         count_max: usize,
     ) -> Result<(), DecodeError> {
-        let list = self.list(field, count_max)?;
-        set_once(slot, field, list)
+        match self.optional_list(field, count_max)? {
+            Some(list) => set_once(slot, field, list),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads a list of at most `count_max` elements, or nil. Returns `None` for nil.
+    pub(super) fn optional_list<T: Element>(
+        &mut self,
+        field: &'static str,
+        count_max: usize,
+    ) -> Result<Option<Vec<T>>, DecodeError> {
+        match self.value()? {
+            Value::Nil => Ok(None),
+            head => self.list_behind(head, field, count_max).map(Some),
+        }
     }
 
     /// Reads a list of at most `count_max` elements, as a blob or as an array.
@@ -283,7 +302,18 @@ impl<'a> Reader<'a> {
         field: &'static str,
         count_max: usize,
     ) -> Result<Vec<T>, DecodeError> {
-        match self.value()? {
+        let head = self.value()?;
+        self.list_behind(head, field, count_max)
+    }
+
+    /// Reads the list of at most `count_max` elements whose blob, or whose array's head, is `head`.
+    fn list_behind<T: Element>(
+        &mut self,
+        head: Value<'a>,
+        field: &'static str,
+        count_max: usize,
+    ) -> Result<Vec<T>, DecodeError> {
+        match head {
             Value::Blob(bytes) => {
                 if !bytes.len().is_multiple_of(T::WIDTH) {
                     return Err(DecodeError::RaggedBlob {
@@ -303,7 +333,7 @@ impl<'a> Reader<'a> {
                 }
                 Ok(list)
             }
-            other => Err(wrong_type(field, T::EXPECTED, other)),
+            other => Err(DecodeError::wrong_type(field, T::EXPECTED, other)),
         }
     }
 
@@ -518,6 +548,15 @@ pub(super) fn set_once<T>(slot: &mut Option<T>, field: &'static str, value: T) -
             Ok(())
         }
     }
+}
+
+/// Returns the value of `field` as an integer of 32 bits.
+fn narrow(field: &'static str, value: u64) -> Result<u32, DecodeError> {
+    u32::try_from(value).map_err(|_| DecodeError::OutOfRange {
+        field,
+        value,
+        max: u64::from(u32::MAX),
+    })
 }
 
 /// Checks that the contract's version is known. An absent version means 1.

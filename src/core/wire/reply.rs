@@ -24,7 +24,7 @@ pub struct DropOut {
     pub position: u32,
     /// Lineage hash of the block at `position`.
     pub lineage_hash: PositionalLineageHash,
-    /// Number of other holders that have the block at `position`.
+    /// Number of other holders that have the query up to and including the block at `position`.
     pub other_holders: u32,
 }
 

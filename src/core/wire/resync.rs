@@ -86,10 +86,6 @@ worded! {
     }
 }
 
-impl ResyncAnswerKind {
-    const EXPECTED: &'static str = "missing, full";
-}
-
 /// Chunk: a part of a publisher's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResyncChunk {
@@ -144,7 +140,7 @@ impl ResyncChunk {
             b"last" => set_once(&mut is_last, "last", reader.boolean("last")?),
             b"time_us" => set_once(&mut time_us, "time_us", reader.optional_unsigned("time_us")?),
             b"recomputed_block_size" => {
-                let value = reader.unsigned_32("recomputed_block_size")?;
+                let value = reader.optional_unsigned_32("recomputed_block_size")?;
                 set_once(&mut block_size, "recomputed_block_size", value)
             }
             b"batches" => set_once(&mut batches, "batches", decode_blobs(reader, limits)?),
@@ -159,7 +155,7 @@ impl ResyncChunk {
             number: number.ok_or(DecodeError::Missing { field: "chunk" })?,
             is_last: is_last.unwrap_or_default(),
             time_us: time_us.flatten(),
-            recomputed_block_size: block_size,
+            recomputed_block_size: block_size.flatten(),
             batches: batches.unwrap_or_default(),
         })
     }
@@ -193,14 +189,11 @@ impl Message for ResyncChunk {
 }
 
 fn decode_kind(reader: &mut Reader<'_>) -> Result<ResyncAnswerKind, DecodeError> {
-    match reader.text("kind", KIND_BYTES_MAX)? {
-        "missing" => Ok(ResyncAnswerKind::Missing),
-        "full" => Ok(ResyncAnswerKind::Full),
-        _ => Err(DecodeError::UnknownWord {
-            field: "kind",
-            expected: ResyncAnswerKind::EXPECTED,
-        }),
-    }
+    let kind = ResyncAnswerKind::of_word(reader.text("kind", KIND_BYTES_MAX)?);
+    kind.ok_or(DecodeError::UnknownWord {
+        field: "kind",
+        expected: "missing, full",
+    })
 }
 
 fn decode_blobs(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Vec<u8>>, DecodeError> {

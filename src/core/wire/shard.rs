@@ -56,7 +56,12 @@ impl Shard {
 
     /// Whether `worker` belongs to this shard.
     pub fn owns(self, worker: &WorkerName) -> bool {
-        let hash = xxh3_64_with_seed(worker.as_str().as_bytes(), SHARD_SEED);
+        self.owns_text(worker.as_str())
+    }
+
+    /// Whether a worker belongs to this shard whose name is `text`, or would be if it were accepted.
+    pub fn owns_text(self, text: &str) -> bool {
+        let hash = xxh3_64_with_seed(text.as_bytes(), SHARD_SEED);
         hash % u64::from(self.count) == u64::from(self.index)
     }
 }

@@ -359,10 +359,7 @@ impl Subjects {
             subject: subject.to_owned(),
             expected: format!("{}NAMESPACE.WORKER", self.events),
         };
-        let (namespace, worker) = subject
-            .strip_prefix(&self.events)
-            .and_then(|rest| rest.split_once('.'))
-            .ok_or_else(shape)?;
+        let (namespace, worker) = self.split_events(subject).ok_or_else(shape)?;
         let named = |source| SubjectError::Name {
             subject: subject.to_owned(),
             source,
@@ -371,6 +368,22 @@ impl Subjects {
             NamespaceName::bounded(namespace, name_bytes_max).map_err(named)?,
             WorkerName::bounded(worker, name_bytes_max).map_err(named)?,
         ))
+    }
+
+    /// Returns the namespace in an events subject, and the text in the place of the worker's name. The text may be one
+    /// that no worker can have as its name. `None` if the namespace cannot be read.
+    pub fn events_of_any_worker<'s>(
+        &self,
+        subject: &'s str,
+        name_bytes_max: usize,
+    ) -> Option<(NamespaceName, &'s str)> {
+        let (namespace, worker) = self.split_events(subject)?;
+        let namespace = NamespaceName::bounded(namespace, name_bytes_max).ok()?;
+        Some((namespace, worker))
+    }
+
+    fn split_events<'s>(&self, subject: &'s str) -> Option<(&'s str, &'s str)> {
+        subject.strip_prefix(&self.events)?.split_once('.')
     }
 
     /// Returns the namespace in a query subject.
@@ -460,6 +473,25 @@ mod tests {
             assert!(subjects.parse_events(subject, 64).is_err(), "{subject}");
         }
         assert!(subjects.parse_query("kvatlas.v1.query.a.b", 64).is_err());
+    }
+
+    #[test]
+    fn the_namespace_of_events_is_read_whatever_the_workers_name_is() {
+        let subjects = Subjects::new("kvatlas").unwrap();
+        let namespace = NamespaceName::new("llama").unwrap();
+        for worker in ["gpu-0", "gpu:0", "a.b", "", &"x".repeat(65)] {
+            let subject = format!("kvatlas.v1.events.llama.{worker}");
+            let read = subjects.events_of_any_worker(&subject, 5);
+            assert_eq!(read, Some((namespace.clone(), worker)));
+            assert_eq!(subjects.events_of_any_worker(&subject, 4), None);
+        }
+        for subject in [
+            "kvatlas.v1.events.llama",
+            "kvatlas.v1.events.a:b.c",
+            "other.v1.events.a.b",
+        ] {
+            assert_eq!(subjects.events_of_any_worker(subject, 64), None);
+        }
     }
 
     #[test]

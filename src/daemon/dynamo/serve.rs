@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::queries::{Misses, QueueMember};
+use crate::queries::{MEMBER_MESSAGES_MIN, Misses, QueueMember};
 use crate::shared::{Shared, Stage};
 use crate::start_error::{StartError, bind};
 use kvatlas_config::{DynamoComponent, DynamoConfig};
@@ -62,7 +62,7 @@ const PATH_BYTES_MAX: u16 = 4 << 10;
 /// Pause before a subscription is made again that the server has refused.
 const REJOIN_PAUSE: Duration = Duration::from_secs(2);
 /// Maximum number of messages that wait on the connection to NATS.
-const WAITING_MAX: usize = 1024;
+const WAITING_MAX: usize = MEMBER_MESSAGES_MIN;
 
 static UNREADABLE_GATE: LogGate = LogGate::new();
 static UNANSWERED_GATE: LogGate = LogGate::new();
@@ -410,6 +410,7 @@ async fn listen(
         stopping: stage.stop.clone(),
         counts: Arc::new(DynamoConnectionMetrics::new()),
     };
+    tracing::info!(%local_addr, told, "listener for Dynamo's routers started");
     let service = Arc::clone(service);
     let serve = move |stream, _, place| serve_connection(stream, place, Arc::clone(&service));
     stage.tasks.spawn(acceptor.accept(listener, serve));

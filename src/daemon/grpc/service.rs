@@ -17,8 +17,8 @@ use tonic::server::{Grpc, UnaryService};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
-use crate::http::{Bodies, HttpRefusal, is_allowed};
-use kvatlas_config::{GrpcConfig, Secret};
+use crate::http::{Bodies, HttpRefusal, TokenFile};
+use kvatlas_config::GrpcConfig;
 use kvatlas_telemetry::labels::{GrpcMethod, GrpcOutcome};
 
 use super::connection::Activity;
@@ -40,7 +40,7 @@ pub(super) type BuiltInService = Arc<dyn Fn(Request<Body>) -> ResponseFuture + S
 pub(super) struct Door {
     pub(super) questions: Questions,
     pub(super) bodies: Bodies,
-    pub(super) token: Option<Secret>,
+    pub(super) token: Option<TokenFile>,
     /// Blocks that workers have reported over gRPC, and the token that reports need. `None` if reports are not taken.
     pub(super) writing: Option<Writing>,
     pub(super) config: GrpcConfig,
@@ -53,7 +53,7 @@ pub(super) struct Door {
 pub(super) struct Writing {
     pub(super) reports: Arc<BlockReports>,
     /// Token that reports need. `None` if reports need the same token as questions.
-    pub(super) token: Option<Secret>,
+    pub(super) token: Option<TokenFile>,
 }
 
 /// Turns a service of any type into a [`BuiltInService`].
@@ -133,7 +133,8 @@ impl Door {
                 "send authorization: Bearer TOKEN with the token of {setting}"
             ))
         };
-        is_allowed(headers, token).then_some(()).ok_or_else(refusal)
+        let is_allowed = token.is_none_or(|token| token.allows(headers));
+        is_allowed.then_some(()).ok_or_else(refusal)
     }
 
     async fn answer(

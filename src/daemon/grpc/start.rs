@@ -8,7 +8,7 @@ use tonic_reflection::server::{Builder, Error as ReflectionError};
 
 use kvatlas_core::wire::NamespaceName;
 
-use crate::http::{Bodies, BodyLimits, TokenError, read_token};
+use crate::http::{Bodies, BodyLimits, TokenError, TokenFiles};
 use crate::queries::{Misses, Source};
 use crate::shared::{Shared, Stage};
 use crate::start_error::{StartError, bind};
@@ -63,8 +63,10 @@ pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<
 /// Builds the state that the requests of all connections share.
 fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, StartError> {
     let config = &shared.config.grpc;
-    let token = read_token("grpc.token_file", config.token_file.as_deref())?;
-    let writing = writing(config)?;
+    let token = shared
+        .tokens
+        .read("grpc.token_file", config.token_file.as_deref())?;
+    let writing = writing(config, &shared.tokens)?;
     let namespace = config.namespace.as_deref().map(NamespaceName::new).transpose();
     let namespace = namespace.map_err(|error| StartError::Grpc(format!("grpc.namespace: {error}")))?;
     let reflection = reflection(writing.is_some());
@@ -104,10 +106,10 @@ fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, Sta
 }
 
 /// Builds the handling of reports about workers' blocks. `None` if the settings turn reports off.
-fn writing(config: &GrpcConfig) -> Result<Option<Writing>, TokenError> {
+fn writing(config: &GrpcConfig, tokens: &TokenFiles) -> Result<Option<Writing>, TokenError> {
     let path = config.writing_token_file.as_deref();
     let path = path.filter(|_| config.writing == GrpcWriting::Token);
-    let token = read_token("grpc.writing_token_file", path)?;
+    let token = tokens.read("grpc.writing_token_file", path)?;
     let limits = ReportLimits {
         bytes_max: config.max_reported_bytes,
         silence_max: config.report_silence,

@@ -1,11 +1,13 @@
 //! Bearer tokens: reading them from files, and checking requests for them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, HeaderValue};
+use parking_lot::Mutex;
 
-use kvatlas_config::Secret;
+use kvatlas_config::{Live, Secret};
 
 /// Maximum length of a token in a file, in bytes.
 const TOKEN_BYTES_MAX: usize = 4096;
@@ -36,15 +38,103 @@ pub enum TokenError {
     },
 }
 
-/// Reads the token from the file that `setting` names. The file has one line. `None` if no file is named.
-///
-/// # Errors
-///
-/// [`TokenError`] if the file cannot be read, or its content is not a token.
-pub fn read_token(setting: &'static str, path: Option<&Path>) -> Result<Option<Secret>, TokenError> {
-    let Some(path) = path else {
-        return Ok(None);
-    };
+/// Token of a file, which can be read again. Clones share the token.
+#[derive(Debug, Clone)]
+pub struct TokenFile {
+    setting: &'static str,
+    path: PathBuf,
+    token: Live<Secret>,
+}
+
+impl TokenFile {
+    /// Reads the token from the file that `setting` names. The file has one line. `None` if no file is named.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenError`] if the file cannot be read, or its content is not a token.
+    pub fn read(setting: &'static str, path: Option<&Path>) -> Result<Option<Self>, TokenError> {
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            setting,
+            path: path.to_owned(),
+            token: Live::new(read_token(setting, path)?),
+        }))
+    }
+
+    /// Makes a token that is in no file.
+    #[cfg(all(test, feature = "redis"))]
+    pub(crate) fn of(token: &str) -> Self {
+        Self {
+            setting: "test",
+            path: PathBuf::new(),
+            token: Live::new(Secret::new(token)),
+        }
+    }
+
+    /// Whether a request has the token.
+    pub(crate) fn allows(&self, headers: &HeaderMap) -> bool {
+        is_allowed(headers, &self.token.now())
+    }
+
+    /// Whether `given` is the token.
+    #[cfg(any(test, feature = "redis"))]
+    pub(crate) fn is(&self, given: &[u8]) -> bool {
+        is_same(given, self.token.now().expose().as_bytes())
+    }
+}
+
+/// Files with the tokens of a process's listeners.
+#[derive(Debug, Clone, Default)]
+pub struct TokenFiles(Arc<Mutex<Vec<TokenFile>>>);
+
+impl TokenFiles {
+    /// Reads a token as [`TokenFile::read`] does, and adds its file.
+    ///
+    /// # Errors
+    ///
+    /// As [`TokenFile::read`].
+    pub fn read(&self, setting: &'static str, path: Option<&Path>) -> Result<Option<TokenFile>, TokenError> {
+        let file = TokenFile::read(setting, path)?;
+        self.0.lock().extend(file.clone());
+        Ok(file)
+    }
+
+    /// Reads all files again, for [`Self::replace`].
+    ///
+    /// # Errors
+    ///
+    /// As [`TokenFile::read`].
+    pub fn read_again(&self) -> Result<ReadTokens, TokenError> {
+        let files = self.0.lock().clone();
+        let read = files.into_iter().map(|file| {
+            let token = read_token(file.setting, &file.path)?;
+            Ok((file, token))
+        });
+        Ok(ReadTokens(read.collect::<Result<_, _>>()?))
+    }
+}
+
+/// Tokens that have been read again, and do not count yet.
+#[derive(Debug)]
+pub struct ReadTokens(Vec<(TokenFile, Secret)>);
+
+impl ReadTokens {
+    /// Lets these tokens count in place of the earlier ones. Returns the names of the settings whose tokens have
+    /// changed.
+    pub fn replace(self) -> Vec<&'static str> {
+        let is_new = |(file, token): &(TokenFile, Secret)| **file.token.now() != *token;
+        let changed = self.0.into_iter().filter(is_new);
+        let replaced = changed.map(|(file, token)| {
+            file.token.replace(token);
+            file.setting
+        });
+        replaced.collect()
+    }
+}
+
+fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenError> {
     let text = std::fs::read_to_string(path).map_err(|source| TokenError::Read {
         setting,
         path: path.to_owned(),
@@ -59,17 +149,14 @@ pub fn read_token(setting: &'static str, path: Option<&Path>) -> Result<Option<S
             path: path.to_owned(),
         });
     }
-    Ok(Some(Secret::new(token.to_owned())))
+    Ok(Secret::new(token.to_owned()))
 }
 
 /// Scheme that stands before the token, compared without regard to case (RFC 9110, 11.1).
 const SCHEME: &[u8] = b"Bearer ";
 
-/// Whether a request has the right token. Always true if `token` is `None`, since no token is needed then.
-pub(crate) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
-    let Some(token) = token else {
-        return true;
-    };
+/// Whether a request has the token.
+pub(crate) fn is_allowed(headers: &HeaderMap, token: &Secret) -> bool {
     let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
     let given = given.and_then(|given| given.split_at_checked(SCHEME.len()));
     given.is_some_and(|(scheme, given)| {
@@ -78,7 +165,7 @@ pub(crate) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
 }
 
 /// Compares two texts in constant time: the time depends on their lengths only.
-pub(crate) fn is_same(given: &[u8], token: &[u8]) -> bool {
+fn is_same(given: &[u8], token: &[u8]) -> bool {
     let differing = given
         .iter()
         .zip(token)
@@ -96,7 +183,7 @@ mod tests {
         let asked = |value: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(AUTHORIZATION, HeaderValue::from_static(value));
-            is_allowed(&headers, Some(&token))
+            is_allowed(&headers, &token)
         };
         for right in ["Bearer s3cret", "bearer s3cret", "BEARER  s3cret"] {
             assert!(asked(right), "{right}");
@@ -111,22 +198,43 @@ mod tests {
         ] {
             assert!(!asked(wrong), "{wrong:?}");
         }
-        assert!(!is_allowed(&HeaderMap::new(), Some(&token)));
-        assert!(is_allowed(&HeaderMap::new(), None));
+        assert!(!is_allowed(&HeaderMap::new(), &token));
     }
 
     #[test]
     fn a_token_is_one_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        let read = || read_token("http.token_file", Some(&path));
+        let read = || read_token("http.token_file", &path);
         std::fs::write(&path, "abc\n").unwrap();
-        assert_eq!(read().unwrap().unwrap().expose(), "abc");
+        assert_eq!(read().unwrap().expose(), "abc");
         for wrong in ["", "\n", "a b", "a\nb", "ä"] {
             std::fs::write(&path, wrong).unwrap();
             assert!(matches!(read(), Err(TokenError::NoToken { .. })), "{wrong:?}");
         }
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(read(), Err(TokenError::Read { .. })));
+    }
+
+    #[test]
+    fn tokens_that_are_read_again_count_together_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["one", "other"].map(|name| folder.path().join(name));
+        let write = |tokens: [&str; 2]| {
+            for (path, token) in paths.iter().zip(tokens) {
+                std::fs::write(path, token).unwrap();
+            }
+        };
+        write(["a", "b"]);
+        let files = TokenFiles::default();
+        let one = files.read("http.token_file", Some(&paths[0])).unwrap().unwrap();
+        let other = files.read("redis.token_file", Some(&paths[1])).unwrap().unwrap();
+        assert!(files.read("grpc.token_file", None).unwrap().is_none());
+        write(["c", "no token"]);
+        assert!(matches!(files.read_again(), Err(TokenError::NoToken { .. })));
+        assert!(one.is(b"a") && other.is(b"b"));
+        write(["c", "b"]);
+        assert_eq!(files.read_again().unwrap().replace(), ["http.token_file"]);
+        assert!(one.is(b"c") && !one.is(b"a") && other.is(b"b"));
     }
 }

@@ -71,7 +71,7 @@ fn check(
         return Ok(());
     }
     match made {
-        Some(token) if auth::is_allowed(headers, Some(token)) => Ok(()),
+        Some(token) if auth::is_allowed(headers, token) => Ok(()),
         Some(_) => Err(HttpRefusal::Forbidden(
             "only programs on this machine, at 127.0.0.1 or localhost, may do that without the token that kvatlas up has printed: send the \
              header Authorization: Bearer TOKEN"

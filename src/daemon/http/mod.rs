@@ -50,11 +50,7 @@ mod shared;
 mod tests;
 mod workers;
 
-#[cfg(feature = "grpc")]
-pub(crate) use auth::is_allowed;
-#[cfg(feature = "redis")]
-pub(crate) use auth::is_same;
-pub use auth::{TokenError, read_token};
+pub use auth::{ReadTokens, TokenError, TokenFile, TokenFiles};
 #[cfg(feature = "grpc")]
 pub(crate) use bodies::{Bodies, BodyLimits};
 #[cfg(feature = "grpc")]

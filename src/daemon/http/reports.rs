@@ -11,7 +11,6 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 
-use kvatlas_client::Merged;
 use kvatlas_core::wire::{Hint, Outcome, OutcomeReport, Rank, WireError, WorkerName};
 
 use crate::queries::Source;
@@ -81,8 +80,8 @@ pub(super) async fn hints(
             json!({ "taken": here.answerer.take_hints(&namespace, &report.hints, now)? })
         }
         Source::Shards(shards) => {
-            let Merged { reply, gathered, .. } = shards.asker.tell_hints(&namespace, report.hints).await?;
-            json!({ "taken": reply, "gathered": gathered })
+            let (taken, gathered) = shards.asker.tell_hints(&namespace, report.hints).await?;
+            json!({ "taken": taken, "gathered": gathered })
         }
     };
     Ok(json_response(&answer, None))
@@ -103,8 +102,8 @@ pub(super) async fn outcomes(
             json!({ "counted": counted.map_err(WireError::from)? })
         }
         Source::Shards(shards) => {
-            let Merged { reply, gathered, .. } = shards.asker.tell_outcomes(&namespace, &sent).await?;
-            json!({ "counted": reply, "gathered": gathered })
+            let (counted, gathered) = shards.asker.tell_outcomes(&namespace, &sent).await?;
+            json!({ "counted": counted, "gathered": gathered })
         }
     };
     Ok(json_response(&answer, None))

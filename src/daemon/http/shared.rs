@@ -13,10 +13,10 @@ use serde::de::DeserializeOwned;
 
 use kvatlas_core::wire::ModelKey;
 
+use super::auth::TokenFile;
 use crate::outcomes::Outcomes;
 use crate::queries::Source;
 use crate::traces::Tracer;
-use kvatlas_config::Secret;
 use kvatlas_process::admin::{AdminSource, Readiness};
 use kvatlas_telemetry::labels::{HttpRoute, PerLabel};
 use kvatlas_telemetry::{HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
@@ -40,7 +40,7 @@ pub struct HttpParts {
     /// Source of the metrics that `/metrics` returns.
     pub metrics: Arc<dyn AdminSource>,
     /// Token that requests need. `None` if requests need no token.
-    pub token: Option<Secret>,
+    pub token: Option<TokenFile>,
     /// Maximum length of a request's body, in bytes.
     pub body_bytes_max: usize,
     /// Maximum size of all request bodies together, in bytes. A body counts until its request is answered.
@@ -56,7 +56,7 @@ impl HttpParts {
     pub fn of_bridge(
         engines: Arc<dyn EngineRegistry>,
         metrics: Arc<dyn AdminSource>,
-        token: Option<Secret>,
+        token: Option<TokenFile>,
     ) -> Self {
         Self {
             index: None,

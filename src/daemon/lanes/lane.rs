@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use kvatlas_config::Live;
 use kvatlas_core::index::{Namespace, RegisterError};
+use kvatlas_core::stream::RefusedName;
 use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Tier};
 use kvatlas_telemetry::EventMetrics;
 use kvatlas_telemetry::labels::DropReason;
@@ -245,9 +246,9 @@ impl Lane {
         if self.unheld.unreadable.has(&key.0, now_us()) {
             holder.note_undecodable(clocks);
             // The message may have been of another rank.
-            let (worker, reason) = (&key.0.worker, DropReason::Undecodable);
+            let (worker, reason) = (RefusedName::from(&key.0.worker), DropReason::Undecodable);
             self.unheld
-                .note_unread(namespace, worker, true, reason, clocks.unix_us);
+                .note_unread(namespace, &worker, true, reason, clocks.unix_us);
         }
         Ok(Box::new(holder))
     }
@@ -337,7 +338,7 @@ impl Lane {
         let has_holders = self.holders.range(ranks_of(worker)).next().is_some();
         let unix_us = self.clocks().unix_us;
         self.unheld
-            .note_unread(namespace, &worker.worker, has_holders, reason, unix_us);
+            .note_unread(namespace, &(&worker.worker).into(), has_holders, reason, unix_us);
     }
 
     /// Puts holders in doubt: those whose batches were dropped because the queue was full.
@@ -359,8 +360,9 @@ impl Lane {
                 // doubt.
                 None => {
                     self.unheld.unreadable.note(worker, now_us());
+                    let (namespace, name) = (&sender.namespace, RefusedName::from(&worker.worker));
                     self.unheld
-                        .note_batch(&sender, head, DropReason::LaneFull, unix_us);
+                        .note_batch(namespace, &name, head, DropReason::LaneFull, unix_us);
                 }
                 Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(head, context),
                 Some(holder) => match holder.note_lost(head, context) {

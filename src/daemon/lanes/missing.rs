@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::Namespace;
-use kvatlas_core::wire::NamespaceName;
+use kvatlas_core::stream::RefusedName;
+use kvatlas_core::wire::{EventBatch, NamespaceName, SubjectError};
+use kvatlas_telemetry::labels::DropReason;
 
 use super::pool::LanePool;
-use super::unheld::{Stray, Strays};
+use super::unheld::{NoHolder, Stray, Strays};
 
 impl LanePool {
     /// Returns the namespaces that do not exist although messages for them came in the last 300 seconds.
@@ -32,5 +34,47 @@ impl LanePool {
     pub(crate) fn drops_some(&self) -> bool {
         let refuses = |namespace: &Arc<Namespace>| namespace.indexer.refused().count(None) > 0;
         self.namespaces.all().iter().any(refuses) || !self.strays().is_empty()
+    }
+
+    /// Counts a message or snapshot frame that cannot be taken because its namespace does not exist.
+    pub(super) fn note_stray(&self, name: &NamespaceName, worker: &RefusedName, why: impl Into<NoHolder>) {
+        let why = why.into();
+        self.unattributed.batch_dropped(why.reason(), name.as_str(), &why);
+        self.unheld
+            .strays
+            .note(name, worker, why.reason(), &why, unix_time_us());
+    }
+
+    /// Counts a message whose subject is not accepted. If the subject has a namespace, notes that the blocks of the
+    /// message's worker are not known there.
+    ///
+    /// The namespace is not made: no worker of an accepted name has sent anything of it.
+    pub(super) fn refuse_subject(&self, subject: &str, payload: &[u8], error: &SubjectError) {
+        let reason = DropReason::BadSubject;
+        let limits = self.limits().now();
+        let found = self
+            .subjects
+            .events_of_any_worker(subject, limits.wire.name_bytes_max);
+        let is_own = |text: &str| self.shard.as_ref().is_none_or(|(shard, _)| shard.owns_text(text));
+        let Some((name, text)) = found.filter(|(_, text)| is_own(text)) else {
+            self.unattributed.batch_dropped(reason, subject, error);
+            return;
+        };
+        let worker = RefusedName::in_subject(text);
+        let Some(namespace) = self.namespaces.get(&name) else {
+            self.note_stray(&name, &worker, error.clone());
+            return;
+        };
+        self.unattributed.batch_dropped(reason, subject, error);
+        match EventBatch::decode(payload, &limits.wire) {
+            Ok(batch) => {
+                _ = self
+                    .unheld
+                    .note_batch(&namespace, &worker, &batch, reason, unix_time_us())
+            }
+            Err(_) => self
+                .unheld
+                .note_unread(&namespace, &worker, false, reason, unix_time_us()),
+        }
     }
 }

@@ -8,7 +8,6 @@ use dashmap::DashMap;
 use tokio::sync::{Notify, oneshot};
 
 use crate::traces::OpenSpan;
-use kvatlas_client::unix_time_us;
 use kvatlas_config::Live;
 use kvatlas_core::index::{Namespace, Namespaces};
 use kvatlas_core::stream::StreamGeneration;
@@ -26,7 +25,7 @@ use super::liveness::TICK_INTERVAL;
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
-use super::unheld::{NoHolder, Unheld};
+use super::unheld::Unheld;
 
 /// Maximum number of small messages of one worker that a lane takes in one turn. Also the maximum number of messages in
 /// one job.
@@ -141,11 +140,11 @@ pub struct LanePool {
     /// Metrics of each namespace, made at the namespace's first message. The limit on namespaces also bounds this map.
     metrics: DashMap<NamespaceName, Arc<EventMetrics>>,
     pub(super) unattributed: EventMetrics,
-    subjects: Subjects,
+    pub(super) subjects: Subjects,
     limits: Live<LaneLimits>,
     liveness: Arc<LivenessSettings>,
     doubts: Arc<Notify>,
-    shard: Option<(Shard, ShardMetrics)>,
+    pub(super) shard: Option<(Shard, ShardMetrics)>,
 }
 
 /// Logs that a message for a stopped lane was lost. Called for each such message; the rate of log lines is bounded.
@@ -365,8 +364,7 @@ impl LanePool {
         match self.subjects.parse_events(subject, name_bytes_max) {
             Ok((namespace, worker)) => self.admit(&namespace, worker, payload),
             Err(error) => {
-                self.unattributed
-                    .batch_dropped(DropReason::BadSubject, subject, &error);
+                self.refuse_subject(subject, payload, &error);
                 None
             }
         }
@@ -430,7 +428,7 @@ impl LanePool {
             // The lane counts the message that cannot be decoded.
             Err(_) if known.is_some() => return known,
             Err(error) => {
-                self.note_stray(name, &worker.worker, error);
+                self.note_stray(name, &(&worker.worker).into(), error);
                 self.unheld.unreadable.note(worker, now_us());
                 return None;
             }
@@ -438,17 +436,8 @@ impl LanePool {
         // Dropped first: `known` counts as a use, and a namespace in use is not replaced.
         drop(known);
         let created = self.namespaces.get_or_create(name, told);
-        let count = |error| self.note_stray(name, &worker.worker, error);
+        let count = |error| self.note_stray(name, &(&worker.worker).into(), error);
         created.map_err(count).ok()
-    }
-
-    /// Counts a message or snapshot frame that cannot be taken because its namespace does not exist.
-    pub(super) fn note_stray(&self, name: &NamespaceName, worker: &WorkerName, why: impl Into<NoHolder>) {
-        let why = why.into();
-        self.unattributed.batch_dropped(why.reason(), name.as_str(), &why);
-        self.unheld
-            .strays
-            .note(name, worker, why.reason(), &why, unix_time_us());
     }
 
     /// Drops the metrics of a namespace that has been forgotten.

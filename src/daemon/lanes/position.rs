@@ -34,7 +34,11 @@ impl StreamPosition {
             .collect();
         let deciding = (
             config.sharding.shard,
-            (limits.max_namespaces, limits.named_namespaces_only),
+            (
+                limits.max_namespaces,
+                limits.named_namespaces_only,
+                limits.max_name_bytes,
+            ),
             (limits.max_workers_per_namespace, limits.max_ranks_per_worker),
             (blocks(&namespaces.default), named),
         );
@@ -83,5 +87,31 @@ impl StreamPosition {
     /// none.
     pub(crate) fn sequence(&self) -> u64 {
         self.cursor.lock().as_ref().map_or(0, |cursor| cursor.sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_setting_that_has_messages_dropped_is_part_of_the_intake() {
+        let intake = |key: &str, value: &str| {
+            let flags = BTreeMap::from([(key.to_owned(), value.to_owned())]);
+            StreamPosition::under(&Config::load(flags, std::iter::empty(), None).unwrap()).intake()
+        };
+        let before = intake("events.lanes", "2");
+        for (key, value) in [
+            ("sharding.shard", "0/2"),
+            ("limits.max_namespaces", "3"),
+            ("limits.named_namespaces_only", "true"),
+            ("limits.max_name_bytes", "32"),
+            ("limits.max_workers_per_namespace", "3"),
+            ("limits.max_ranks_per_worker", "3"),
+            ("namespace_defaults.block_size", "64"),
+        ] {
+            assert_ne!(intake(key, value), before, "{key}");
+        }
+        assert_eq!(intake("events.lanes", "3"), before);
     }
 }

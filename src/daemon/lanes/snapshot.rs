@@ -66,7 +66,7 @@ impl LanePool {
         {
             Ok(namespace) => namespace,
             Err(error) => {
-                self.note_stray(&holder.namespace, &holder.worker, error);
+                self.note_stray(&holder.namespace, &(&holder.worker).into(), error);
                 return Ok(());
             }
         };
@@ -257,7 +257,7 @@ impl Lane {
         let refuse = |error| {
             let (why, worker) = (NoHolder::NoRoom(error), &of.key.0.worker);
             of.metrics.batch_dropped(why.reason(), worker.as_str(), &why);
-            unheld.note(&of.namespace, worker, of.key.1, why.reason(), unix_us);
+            unheld.note(&of.namespace, &worker.into(), of.key.1, why.reason(), unix_us);
         };
         self.holder(&of.namespace, &of.metrics, &of.key)
             .map_err(refuse)

@@ -33,8 +33,8 @@ use parking_lot::Mutex;
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Namespace, NamespaceRefused, RegisterError};
-use kvatlas_core::stream::RefusedAt;
-use kvatlas_core::wire::{DecodeError, Event, EventBatch, HolderId, NamespaceName, Rank, WorkerName};
+use kvatlas_core::stream::{RefusedAt, RefusedName};
+use kvatlas_core::wire::{DecodeError, Event, EventBatch, NamespaceName, Rank, SubjectError};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::clock::now_us;
@@ -52,6 +52,9 @@ pub(super) enum NoHolder {
     /// Message cannot be read.
     #[error(transparent)]
     Unreadable(#[from] DecodeError),
+    /// Name of the worker in the message's subject is not accepted.
+    #[error(transparent)]
+    Subject(#[from] SubjectError),
     /// Namespace of the message does not exist and cannot be made.
     #[error(transparent)]
     NoNamespace(#[from] NamespaceRefused),
@@ -90,6 +93,7 @@ impl NoHolder {
         match self {
             Self::Unreadable(DecodeError::Oversized { .. }) => DropReason::Oversized,
             Self::Unreadable(_) => DropReason::Undecodable,
+            Self::Subject(_) => DropReason::BadSubject,
             Self::NoNamespace(NamespaceRefused::LimitReached { .. }) => DropReason::TooManyNamespaces,
             Self::NoNamespace(NamespaceRefused::NotNamed) => DropReason::NamespaceNotNamed,
             Self::NoNamespace(NamespaceRefused::OtherBlockSize { .. }) | Self::OtherSize { .. } => {
@@ -129,7 +133,7 @@ impl Unheld {
     pub(super) fn note(
         &self,
         namespace: &Namespace,
-        worker: &WorkerName,
+        worker: &RefusedName,
         rank: Rank,
         reason: DropReason,
         unix_us: u64,
@@ -143,7 +147,7 @@ impl Unheld {
     pub(super) fn note_unread(
         &self,
         namespace: &Namespace,
-        worker: &WorkerName,
+        worker: &RefusedName,
         has_holders: bool,
         reason: DropReason,
         unix_us: u64,
@@ -163,17 +167,14 @@ impl Unheld {
     /// instead.
     pub(super) fn note_batch(
         &self,
-        sender: &Sender,
+        namespace: &Namespace,
+        worker: &RefusedName,
         batch: &EventBatch,
         reason: DropReason,
         unix_us: u64,
     ) -> bool {
-        let (namespace, worker) = (&sender.namespace, &sender.worker.worker);
         if let Some(Event::Goodbye) = batch.events.last() {
-            namespace.indexer.refused().forget(&HolderId {
-                worker: worker.clone(),
-                rank: batch.rank,
-            });
+            namespace.indexer.refused().forget(worker, batch.rank);
             return false;
         }
         self.note(namespace, worker, batch.rank, reason, unix_us)
@@ -186,7 +187,8 @@ impl Unheld {
             NoHolder::Left(reason) => *reason == DropReason::StaleEpoch && is_fresh(batch, unix_us),
             _ => true,
         };
-        let is_first = is_noted && self.note_batch(sender, batch, why.reason(), unix_us);
+        let worker = RefusedName::from(&sender.worker.worker);
+        let is_first = is_noted && self.note_batch(&sender.namespace, &worker, batch, why.reason(), unix_us);
         count(sender, batch, why, is_first);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, Index, read_token};
+use crate::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, Index};
 use crate::queries::query_limits;
 use crate::shared::Shared;
 use crate::start_error::StartError;
@@ -35,7 +35,9 @@ pub(super) async fn start_http(
     let Some(listen) = config.listen else {
         return Ok(None);
     };
-    let token = read_token("http.token_file", config.token_file.as_deref())?;
+    let token = shared
+        .tokens
+        .read("http.token_file", config.token_file.as_deref())?;
     let index = Index::new(
         shared.source().await?,
         Arc::clone(&shared.readiness),

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::HttpServer;
+use crate::http::{HttpServer, TokenFiles};
 use crate::lanes::LanePool;
 use crate::shared::Stage;
 use crate::snapshots::SnapshotKeeper;
 use kvatlas_config::{Config, NatsConfig};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_process::admin::{AdminServer, Latch, Readiness};
-use kvatlas_process::broker::embedded::EmbeddedBroker;
 
+mod broker;
 mod commands;
 mod doors;
 mod http;
@@ -27,9 +27,10 @@ mod upkeep;
 mod view;
 mod watch;
 
+use broker::OwnBroker;
 pub use namespaces::{NamespaceError, namespaces};
 use reload::DaemonLimits;
-pub use reload::ReloadReport;
+pub use reload::{ReloadError, ReloadReport};
 pub use stop::StopReport;
 
 /// Running daemon. It uses the current tokio runtime, and threads of its own for the lanes and the admin listener.
@@ -38,8 +39,9 @@ pub struct Daemon {
     /// Configuration from the start, or from the last reload.
     in_force: Mutex<Config>,
     limits: DaemonLimits,
+    tokens: TokenFiles,
     nats: NatsConfig,
-    broker: Option<EmbeddedBroker>,
+    broker: Option<Arc<OwnBroker>>,
     admin: Option<AdminServer>,
     http: Option<HttpServer>,
     redis_address: Option<SocketAddr>,
@@ -57,7 +59,7 @@ pub struct Daemon {
 impl Daemon {
     /// Returns the process id of the embedded broker. `None` if the configuration names NATS servers.
     pub fn broker_pid(&self) -> Option<u32> {
-        self.broker.as_ref().map(EmbeddedBroker::pid)
+        self.broker.as_ref().map(|broker| broker.pid())
     }
 
     /// Returns the configuration of NATS, with the address of the embedded broker if there is one.

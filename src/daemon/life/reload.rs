@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use crate::lanes::{LaneLimits, LanePool};
 use kvatlas_config::{Config, Live, Setting};
+use kvatlas_core::wire::WireLimits;
+use kvatlas_process::broker::{ConnectError, check_credentials};
 use kvatlas_telemetry::{self as telemetry, LoggingError};
 
+use crate::http::TokenError;
 use crate::queries::query_limits;
-use kvatlas_core::wire::WireLimits;
 
 use super::Daemon;
 use super::http::http_limits;
@@ -20,6 +22,31 @@ pub struct ReloadReport {
     pub applied: Vec<&'static str>,
     /// Names of the settings that differ from the configuration of the start, and take effect only after a restart.
     pub needs_restart: Vec<&'static str>,
+}
+
+/// Reason why a reload changes nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// Log is not set up, or its new level cannot be parsed.
+    #[error(transparent)]
+    Logging(#[from] LoggingError),
+    /// File with the credentials for NATS cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] ConnectError),
+    /// File with the token of a listener cannot be used.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// Largest message of the new configuration has no room in a lane's queue. The queue keeps its size until a
+    /// restart.
+    #[error(
+        "events.max_message_bytes is {message_bytes}, but a lane's queue has {queue_bytes} bytes until a restart"
+    )]
+    NoRoom {
+        /// Maximum size of a message in the new configuration, in bytes.
+        message_bytes: usize,
+        /// Size of a lane's queue, in bytes.
+        queue_bytes: usize,
+    },
 }
 
 /// Whether a reload takes over the setting `key`.
@@ -52,23 +79,53 @@ impl Daemon {
     /// - the credentials for NATS, which the next connection uses. The server ends a present connection when its credentials are
     ///   no longer right.
     ///
+    /// Also reads the tokens of the listeners again, each from the file that was named at the start.
+    ///
     /// # Errors
     ///
-    /// [`LoggingError`] if kvatlas has not set up the log, or if the new level cannot be parsed. Nothing has changed then.
-    pub fn reload(&self, config: &Config) -> Result<ReloadReport, LoggingError> {
+    /// [`ReloadError`] if kvatlas has not set up the log, if the new level cannot be parsed, if a file cannot be used,
+    /// or if the largest message has no room in a queue. Nothing has changed then.
+    pub fn reload(&self, config: &Config) -> Result<ReloadReport, ReloadError> {
         let mut in_force = self.in_force.lock();
+        self.check(config)?;
+        let tokens = self.tokens.read_again()?;
         let changed = in_force.changed_settings(config);
         if changed.contains(&"logging.level") {
             telemetry::set_filter(&config.logging.level)?;
         }
         self.limits.replace(&self.config.with_live(config), &self.pool);
         self.nats.authentication.replace(&config.nats.authentication);
-        let applied = changed.into_iter().filter(|key| is_live(key)).collect();
+        let applied = changed.into_iter().filter(|key| is_live(key));
+        let applied = applied.chain(tokens.replace()).collect();
         *in_force = config.clone();
         let differs = self.config.changed_settings(config);
         Ok(ReloadReport {
             applied,
             needs_restart: differs.into_iter().filter(|key| !is_live(key)).collect(),
         })
+    }
+
+    /// Reads the tokens of the listeners again, each from the file that was named at the start. Returns the names of
+    /// the settings whose tokens have changed.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenError`] if a file cannot be used. Nothing has changed then.
+    pub fn read_tokens_again(&self) -> Result<Vec<&'static str>, TokenError> {
+        Ok(self.tokens.read_again()?.replace())
+    }
+
+    /// Checks what loading `config` has not checked: that what a reload takes from it can be used.
+    fn check(&self, config: &Config) -> Result<(), ReloadError> {
+        check_credentials(&config.nats.authentication.current())?;
+        let message_bytes = config.events.max_message_bytes;
+        let queue_bytes = self.config.events.lane_queue_bytes;
+        match message_bytes > queue_bytes {
+            true => Err(ReloadError::NoRoom {
+                message_bytes,
+                queue_bytes,
+            }),
+            false => Ok(()),
+        }
     }
 }

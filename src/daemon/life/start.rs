@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::costs::Costs;
 use crate::hints::Hints;
 use crate::history::History;
+use crate::http::TokenFiles;
 use crate::lanes::{LanePool, LaneSettings, StreamPosition};
 use crate::outcomes::Outcomes;
 use crate::page::{Looked, Page};
@@ -30,6 +31,7 @@ use kvatlas_process::storage::{Disk, Storage};
 use kvatlas_telemetry::{MetricsHandle, ProcessMetrics, install_shared};
 
 use super::Daemon;
+use super::broker::{OwnBroker, keep};
 use super::commands::start_commands;
 use super::doors::{check_built, open_doors};
 use super::http::{http_limits, start_http};
@@ -86,6 +88,10 @@ impl Daemon {
         let (mut shared, broker) = share(config, namespaces).await?;
         let view = Arc::new(view(&shared, metrics));
         let upkeep = Stage::default();
+        let broker = broker.map(|server| Arc::new(OwnBroker::new(server)));
+        if let Some(broker) = &broker {
+            upkeep.spawn(keep(Arc::downgrade(broker)));
+        }
         #[cfg(feature = "traces")]
         super::doors::spawn_traces(&mut shared, &upkeep);
         let source: Arc<dyn AdminSource> = Arc::clone(&view) as Arc<dyn AdminSource>;
@@ -94,8 +100,11 @@ impl Daemon {
             .map(|listen| AdminServer::start(listen, Arc::clone(&source)))
             .transpose()?;
         shared.admin_address = admin.as_ref().map(AdminServer::local_addr);
-        if engines.is_none() {
-            shared.readiness.set(Latch::EnginesFollowed);
+        match engines.clone() {
+            Some(engines) => shared
+                .readiness
+                .follow_refusals(Latch::EnginesFollowed, move || engines.refusals()),
+            None => shared.readiness.set(Latch::EnginesFollowed),
         }
         let http = start_http(&shared, source, engines).await?;
         upkeep.tasks.spawn(keep_up(
@@ -124,6 +133,7 @@ impl Daemon {
                 http: shared.http_limits,
                 empty_namespace: shared.empty_namespace,
             },
+            tokens: shared.tokens,
             config: shared.config,
             nats: shared.nats,
             broker,
@@ -180,6 +190,7 @@ async fn share(
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
         empty_namespace: Live::new(empty_namespace),
+        tokens: TokenFiles::default(),
         source: OnceCell::new(),
     };
     if shared.config.events.transport.keeps_events() {

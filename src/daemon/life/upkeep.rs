@@ -23,6 +23,7 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Does the regular work until `stop` is cancelled:
 ///
 /// - updates gauges
+/// - notes whether a NATS server keeps the events of followed engines from daemons
 /// - has the lanes give up events that have waited too long, and look for silent holders
 /// - logs the holders that stay degraded
 /// - forgets empty namespaces, and outcomes of removed holders
@@ -48,7 +49,9 @@ pub(super) async fn keep_up(
             _ = interval.tick() => {
                 let mut look = watch.look();
                 // Until the snapshot is loaded, holders are missing from the index, and would wrongly count as removed.
-                let is_loaded = view.readiness.report().is_set(Latch::SnapshotLoaded);
+                let report = view.readiness.report();
+                let is_loaded = report.is_set(Latch::SnapshotLoaded);
+                trust.set_unheard(report.has_refusals());
                 let mut noted = is_loaded.then(|| view.history.look(unix_time_us() / 1_000_000));
                 view.publish(|namespace, holder, reasons| {
                     look.saw(namespace, &holder.id, reasons);

@@ -334,7 +334,7 @@ impl AdminSource for DaemonView {
                 unsized_holders: unsized_holders(namespace),
                 troubles: Troubles::of(namespace, now_us),
                 chain_conflicts: sizes.chain_conflicts,
-                broken_promises: self.outcomes.broken_promises(&namespace.name, Instant::now()),
+                broken_promises: self.outcomes.broken_promises(&namespace.name, Instant::now()).1,
                 cost: self.costs.of_namespace(&namespace.name),
             }
         };

@@ -18,8 +18,8 @@ use serde::Serialize;
 
 use kvatlas_core::index::{Namespace, Namespaces};
 use kvatlas_core::wire::{
-    ErrorCode, HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, Rank, Shard, WireError,
-    WorkerName,
+    ErrorCode, HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, PROTOCOL_VERSION, Rank, Shard,
+    WireError, WorkerName,
 };
 
 use kvatlas_telemetry::labels::{NAMESPACE_LABELS_MAX, OutcomeRefusal, namespace_label};
@@ -177,14 +177,13 @@ impl Outcomes {
         (lately.requests > 0).then_some(lately)
     }
 
-    /// Returns the holders that have broken promises: more than a twentieth of their blocks that exact answers recently
-    /// promised were not found by the requests. Returns at most [`BROKEN_MAX`] holders, the holder with the most
-    /// missing blocks first. Holders with few promised blocks are left out.
-    pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<HolderPromises> {
-        let (_, broken) = self.worst(name, now, BROKEN_MAX, PromiseTally::is_broken, |lately| {
+    /// Returns the number of holders that have broken promises: more than a twentieth of their blocks that exact
+    /// answers recently promised were not found by the requests. Also returns at most [`BROKEN_MAX`] of these holders,
+    /// the holder with the most missing blocks first. Holders with few promised blocks do not count.
+    pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> (usize, Vec<HolderPromises>) {
+        self.worst(name, now, BROKEN_MAX, PromiseTally::is_broken, |lately| {
             lately.missing_blocks
-        });
-        broken
+        })
     }
 
     /// Returns the comparison of promised and found blocks for a namespace, over the last one to two minutes. `None` if
@@ -226,7 +225,7 @@ impl Outcomes {
     }
 
     fn check(&self, name: &NamespaceName, report: &OutcomeReport) -> Result<Arc<Namespace>, ReportError> {
-        if report.v != 1 {
+        if report.v != PROTOCOL_VERSION {
             return Err(ReportError::Version(report.v));
         }
         if report.outcomes.len() > OUTCOMES_MAX {

@@ -214,7 +214,8 @@ fn who_breaks_promises_is_named() {
         outcome("c", 20, 0),
     ]);
     outcomes.take(&name(), &report, now).unwrap();
-    let broken = outcomes.broken_promises(&name(), now);
+    let (total, broken) = outcomes.broken_promises(&name(), now);
+    assert_eq!(total, 1);
     let named: Vec<_> = broken.iter().map(|broken| broken.worker.as_str()).collect();
     assert_eq!(named, ["a"]);
     let json = serde_json::to_value(&broken[0]).unwrap();
@@ -222,9 +223,18 @@ fn who_breaks_promises_is_named() {
         (&json["promised_blocks"], &json["missing_blocks"]),
         (&200.into(), &50.into())
     );
-    assert!(
-        outcomes
-            .broken_promises(&name(), now + Duration::from_secs(180))
-            .is_empty()
-    );
+    let later = outcomes.broken_promises(&name(), now + Duration::from_secs(180));
+    assert_eq!(later, (0, Vec::new()));
+}
+
+#[test]
+fn all_who_break_promises_are_counted_and_the_worst_are_named() {
+    let now = Instant::now();
+    let workers: Vec<String> = (0..BROKEN_MAX + 4).map(|number| format!("w{number}")).collect();
+    let names: Vec<&str> = workers.iter().map(String::as_str).collect();
+    let (outcomes, _writers) = outcomes(None, &names);
+    let report = OutcomeReport::new(names.iter().map(|worker| outcome(worker, 200, 0)).collect());
+    outcomes.take(&name(), &report, now).unwrap();
+    let (total, named) = outcomes.broken_promises(&name(), now);
+    assert_eq!((total, named.len()), (BROKEN_MAX + 4, BROKEN_MAX));
 }

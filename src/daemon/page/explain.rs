@@ -55,9 +55,12 @@ struct Loss {
     /// Counts of the blocks that would be lost: the node's own blocks, and all blocks that continue them. The latter
     /// would be lost because no query finds them without the node's blocks.
     below: Below,
-    /// Number of sampled queries that ask for the whole prefix. `sampled` counts all queries of the sample, and `seconds` is the
-    /// time that the sample covers.
+    /// Number of sampled queries that ask for the first `compared` blocks of the prefix. `sampled` counts all queries
+    /// of the sample, and `seconds` is the time that the sample covers.
     asking: usize,
+    /// Number of leading blocks of the prefix that were compared. Less than `end` if the prefix is longer than the part
+    /// of a query that the sample keeps.
+    compared: usize,
     sampled: usize,
     seconds: u64,
     /// Number of tokens that each of the queries counted in `asking` would compute again if the node's blocks were
@@ -73,6 +76,7 @@ impl Page {
         let is_wanted = |kept: &super::KeptAtlas| kept.namespace == *name && kept.lens == question.lens;
         let (start, prefix) = self.find_node(is_wanted, question.block)?;
         let end = prefix.len();
+        let compared = prefix.get(..SAMPLED_BLOCKS_MAX).unwrap_or(&prefix);
         let reply = self.reply(
             name,
             &prefix,
@@ -115,10 +119,8 @@ impl Page {
             doubtful: reply.doubtful_holders,
             loss: Loss {
                 below: below.unwrap_or_default(),
-                asking: asked::asking(
-                    &queries,
-                    prefix.get(..end.min(SAMPLED_BLOCKS_MAX)).unwrap_or(&prefix),
-                ),
+                asking: asked::asking(&queries, compared),
+                compared: compared.len(),
                 sampled: queries.len(),
                 seconds: asked::seconds(&queries, Instant::now()),
                 tokens: (end - start) as u64 * u64::from(block_size),

@@ -14,12 +14,14 @@ use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{Address, HolderId, Labels, NamespaceName, Profile};
 
-/// Maximum number of holders that the page shows, over all namespaces. The page also gets the total number of holders.
-pub(super) const HOLDERS_MAX: usize = 50_000;
+/// Maximum number of holders that the page shows, over all namespaces. Degraded holders come first. The page also gets
+/// the number of exact and of degraded holders of each namespace.
+const HOLDERS_MAX: usize = 50_000;
 /// Maximum number of removed holders that are remembered, for clients that still show them.
 const GONE_MAX: usize = 10_000;
 
-/// A holder's number on the page. A number is never used again for another holder.
+/// A holder's number on the page. This process never uses a number again for another holder. The next process begins
+/// at 1 again, so a client forgets all numbers when a stream begins.
 pub(super) type Number = u64;
 
 /// State of all holders, as the last look (a pass over all holders) saw it.
@@ -32,8 +34,17 @@ pub(super) struct FleetState {
     /// Number of a look (a pass over all holders). All later removals of holders are remembered. Earlier removals may
     /// be forgotten, so a client whose last look is an earlier one must receive the whole state.
     complete_since: u64,
+    /// Numbers of holders of each namespace, including holders that the page does not show.
+    counts: HashMap<NamespaceName, HolderCounts>,
     shown: usize,
     total: usize,
+}
+
+/// Numbers of a namespace's holders by their state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub(super) struct HolderCounts {
+    exact: usize,
+    degraded: usize,
 }
 
 #[derive(Debug)]
@@ -112,22 +123,57 @@ impl FleetState {
         trust: &StreamTrust,
         freshness: &Freshness,
     ) {
+        self.look_within(HOLDERS_MAX, namespaces, trust, freshness);
+    }
+
+    /// Does a look, and shows at most `max` holders. Exact holders are shown only if all degraded holders are.
+    fn look_within<'n>(
+        &mut self,
+        max: usize,
+        namespaces: impl Iterator<Item = &'n Namespace>,
+        trust: &StreamTrust,
+        freshness: &Freshness,
+    ) {
         self.look += 1;
-        (self.shown, self.total) = (0, 0);
+        self.shown = 0;
+        self.counts.clear();
+        let mut exact = Vec::new();
         for namespace in namespaces {
             let name = &namespace.name;
             let look = freshness.look(name);
-            let holders = namespace.indexer.holders();
-            self.total += holders.len();
-            for record in &holders {
-                if self.shown == HOLDERS_MAX {
-                    break;
+            let mut counts = HolderCounts::default();
+            for record in namespace.indexer.holders() {
+                let facts = Facts::of(&record, trust, &look, name);
+                if facts.reasons == 0 {
+                    counts.exact += 1;
+                    if exact.len() < max {
+                        exact.push((name, record, facts));
+                    }
+                } else {
+                    counts.degraded += 1;
+                    self.show(max, name, &record, facts);
                 }
-                self.shown += 1;
-                self.note(name, record, Facts::of(record, trust, &look, name));
             }
+            self.counts.insert(name.clone(), counts);
         }
+        for (name, record, facts) in exact {
+            self.show(max, name, &record, facts);
+        }
+        let all = self.counts.values();
+        self.total = all.map(|counts| counts.exact + counts.degraded).sum();
         self.forget_unseen();
+    }
+
+    fn show(&mut self, max: usize, namespace: &NamespaceName, record: &HolderRecord, facts: Facts) {
+        if self.shown < max {
+            self.shown += 1;
+            self.note(namespace, record, facts);
+        }
+    }
+
+    /// Returns the numbers of a namespace's holders at the last look.
+    pub(super) fn counts(&self, namespace: &NamespaceName) -> HolderCounts {
+        self.counts.get(namespace).copied().unwrap_or_default()
     }
 
     fn note(&mut self, namespace: &NamespaceName, record: &HolderRecord, facts: Facts) {
@@ -306,6 +352,38 @@ mod tests {
         assert_eq!(change.gone.len(), 1);
         assert_ne!(change.gone[0], number);
         assert_eq!((change.shown, change.total), (1, 1));
+    }
+
+    #[test]
+    fn holders_beyond_the_bound_are_counted_and_degraded_ones_are_shown_first() {
+        let (all, trust) = (unbounded(4), StreamTrust::default());
+        let mut holders = Vec::new();
+        for (name, workers) in [("a", 3), ("z", 2)] {
+            let name = NamespaceName::new(name).unwrap();
+            let namespace = all.get_or_create(&name, None).unwrap();
+            for worker in 0..workers {
+                let worker = WorkerName::new(&format!("w{worker}")).unwrap();
+                let id = HolderId { worker, rank: 0 };
+                let holder = namespace.indexer.register(&id).unwrap();
+                holder.status().confirm(trust.generation());
+                holders.push((name.clone(), id, holder));
+            }
+        }
+        let (last_name, last, writer) = holders.last().unwrap();
+        writer.status().degrade(DegradedReason::Gap);
+        let freshness = Freshness::without_events();
+        let (mut fleet, mut heard) = (FleetState::default(), 0);
+        let known = all.all();
+        let known = known.iter().map(|namespace| &**namespace);
+        fleet.look_within(2, known, &trust, &freshness);
+        let change = fleet.change(&mut heard);
+        assert_eq!((change.shown, change.total, change.added.len()), (2, 5, 2));
+        let degraded = fleet.number(last_name, last).expect("a degraded holder is shown");
+        assert!(change.added.iter().any(|added| added.0 == degraded));
+        let counts = |name: &str| fleet.counts(&NamespaceName::new(name).unwrap());
+        let expected = |exact, degraded| HolderCounts { exact, degraded };
+        assert_eq!((counts("a"), counts("z")), (expected(3, 0), expected(1, 1)));
+        assert_eq!(counts("none"), HolderCounts::default());
     }
 
     #[test]

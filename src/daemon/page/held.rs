@@ -16,7 +16,7 @@ const RUNS_MAX: usize = 100_000;
 const BLOCKS_MAX: usize = 1 << 21;
 /// Maximum time that one walk over the index takes. A walk stops at the first step after this time.
 const TIME_MAX: Duration = Duration::from_millis(500);
-/// Maximum depth of a prefix that can be shown, in blocks.
+/// Maximum depth of a prefix that can be shown, in blocks. Deeper blocks are not visited.
 const DEPTH_MAX: usize = 8192;
 
 /// Run (consecutive blocks that the index keeps together) that the walk has visited.
@@ -59,25 +59,30 @@ pub(super) fn branches(indexer: &PositionalIndexer) -> (Vec<Branch>, bool) {
 fn meet(walk: &mut Walk) -> (Vec<Met>, bool) {
     let begun = Instant::now();
     let (mut met, mut open, mut blocks) = (Vec::<Met>::new(), Vec::<usize>::new(), 0);
+    let mut is_cut = false;
     while let Some(run) = walk.next() {
         if met.len() == RUNS_MAX || blocks > BLOCKS_MAX || begun.elapsed() > TIME_MAX {
             return (met, true);
         }
         open.truncate(run.depth - 1);
-        if run.position + run.hashes.len() > DEPTH_MAX {
-            walk.skip_subtree();
-            continue;
+        let shown = run.hashes.len().min(DEPTH_MAX.saturating_sub(run.position));
+        let is_too_deep = shown < run.hashes.len();
+        if shown > 0 {
+            blocks += shown;
+            open.push(met.len());
+            met.push(Met {
+                parent: open.iter().rev().nth(1).copied(),
+                start: run.position,
+                hashes: run.hashes.iter().take(shown).copied().collect(),
+                weight: run.copies() as u64,
+            });
         }
-        blocks += run.hashes.len();
-        open.push(met.len());
-        met.push(Met {
-            parent: open.iter().rev().nth(1).copied(),
-            start: run.position,
-            hashes: run.hashes.to_vec(),
-            weight: run.copies() as u64,
-        });
+        if is_too_deep {
+            is_cut = true;
+            walk.skip_subtree();
+        }
     }
-    (met, false)
+    (met, is_cut)
 }
 
 /// Returns all blocks from position 0 to the last block of `met[index]`. Each entry of `met` is a run, that is, a
@@ -147,6 +152,20 @@ mod tests {
             }
         }
         index
+    }
+
+    #[test]
+    fn what_is_too_deep_to_show_is_said_to_be_left_out() {
+        let most = DEPTH_MAX as u64;
+        let long: Vec<u64> = (1..=most + 5).collect();
+        let other = [&long[..DEPTH_MAX], &[most + 9]].concat();
+        for chains in [&[&long[..]][..], &[&long[..], &other[..]]] {
+            let (branches, partial) = branches(&index(&[("a", chains)]));
+            assert!(partial);
+            assert_eq!(branches.iter().map(|branch| branch.end).max(), Some(DEPTH_MAX));
+        }
+        let (_, partial) = branches(&index(&[("a", &[&long[..DEPTH_MAX]])]));
+        assert!(!partial);
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub(crate) use files::home;
 
 use atlas::{Atlas, Lens};
 use fleet::FleetState;
-use past::{READING_INTERVAL, READING_SHARE, RateHistory};
+use past::{BAR_INTERVAL, READING_INTERVAL, READING_SHARE, RateHistory};
 use questions::AtlasQuestion;
 use rates::Meter;
 
@@ -113,6 +113,25 @@ struct Remembered {
     meter: Meter,
     /// Earliest time at which the metrics are read again for the page. `None` before the first reading.
     next: Option<Instant>,
+    /// Time at which the present bar (counts of answers in a stretch of time) ends. `None` before the first bar.
+    bar_end: Option<Instant>,
+}
+
+impl Remembered {
+    /// Returns whether the present bar is over, and whether the metrics are to be read again. If so, sets the times of
+    /// the next ones. A bar that is over late makes no later bar late.
+    fn due(&mut self, now: Instant) -> (bool, bool) {
+        let is_due = |at: Option<Instant>| at.is_none_or(|at| now >= at);
+        let due = (is_due(self.bar_end), is_due(self.next));
+        if due.0 {
+            let on_time = self.bar_end.map(|end| end + BAR_INTERVAL);
+            self.bar_end = on_time.filter(|end| *end > now).or(Some(now + BAR_INTERVAL));
+        }
+        if due.1 {
+            self.next = Some(now + READING_INTERVAL);
+        }
+        due
+    }
 }
 
 struct KeptAtlas {
@@ -225,29 +244,37 @@ impl Page {
         working.await.map_err(|_| PageRefusal::Failed)
     }
 
-    /// Reads the metrics in the background, and records rates and counts of answers from them, for pages that are
-    /// opened later. Does nothing if the previous reading was too recent. Must be called in a tokio runtime, and does
-    /// not block it.
+    /// Records rates and counts of answers in the background, for pages that are opened later. Does nothing if none is
+    /// due. Must be called about once a second in a tokio runtime, and does not block it.
     pub(crate) fn remember(self: &Arc<Self>, now: Instant) {
-        {
-            let mut known = self.past.lock();
-            if known.next.is_some_and(|next| now < next) {
-                return;
-            }
-            known.next = Some(now + READING_INTERVAL);
-        }
+        let (is_bar_over, is_reading_due) = self.past.lock().due(now);
         let page = Arc::clone(self);
-        tokio::task::spawn_blocking(move || page.read_past(now));
+        if is_bar_over || is_reading_due {
+            tokio::task::spawn_blocking(move || {
+                if is_bar_over {
+                    page.end_bar();
+                }
+                if is_reading_due {
+                    page.read_past(now);
+                }
+            });
+        }
+    }
+
+    fn end_bar(&self) {
+        let namespaces = self.answerer.namespaces().all();
+        let all = namespaces.iter().map(|namespace| &**namespace);
+        self.past.lock().past.end_bar(all);
     }
 
     fn read_past(&self, now: Instant) {
         let text = self.metrics.render();
-        let namespaces = self.answerer.namespaces().all();
         let mut known = self.past.lock();
-        let Remembered { past, meter, next } = &mut *known;
-        meter.read(&text, self.looked.sample.counts(), now);
-        let all = namespaces.iter().map(|namespace| &**namespace);
-        past.note(unix_time_us(), meter.rates(), all);
+        let Remembered {
+            past, meter, next, ..
+        } = &mut *known;
+        meter.read(&text, now);
+        past.note(unix_time_us(), meter.rates());
         *next = Some(now + (now.elapsed() * READING_SHARE).max(READING_INTERVAL));
     }
 

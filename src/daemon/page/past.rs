@@ -1,8 +1,9 @@
 //! Record of the last fifteen minutes, for pages that are opened later. It has overall rates and, for each namespace, the
 //! number of answers that were not exact.
 //!
-//! The daemon reads its metrics every few seconds, whether or not a page is open. Three things are bounded: the number of
-//! points, the number of namespaces, and the share of one core's time for readings.
+//! The daemon reads its metrics every few seconds, and its counts of answers every fifteen seconds, whether or not a
+//! page is open. Three things are bounded: the number of points, the number of namespaces, and the share of one core's
+//! time for readings of the metrics.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -22,8 +23,8 @@ pub(super) const READING_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const READING_SHARE: u32 = 200;
 /// Maximum number of readings whose rates are kept: fifteen minutes.
 const POINTS_MAX: usize = 180;
-/// Length of a bar, in readings of the metrics. A bar counts the answers about a namespace during that time.
-const BAR_READINGS: u64 = 3;
+/// Length of a bar. A bar counts the answers about a namespace during that time.
+pub(super) const BAR_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of bars (counts of answers in a stretch of time) of a namespace that are kept: fifteen minutes.
 const BARS_MAX: usize = 60;
 /// Maximum number of namespaces with bars (counts of answers in stretches of time); 1 KiB each.
@@ -38,7 +39,7 @@ type Bar = (u64, u64);
 pub(super) struct RateHistory {
     points: VecDeque<(u64, Rates)>,
     namespaces: HashMap<NamespaceName, NamespaceBars>,
-    readings: u64,
+    bars: u64,
 }
 
 #[derive(Debug)]
@@ -47,7 +48,7 @@ struct NamespaceBars {
     /// inexact answers.
     counted: Bar,
     bars: VecDeque<Bar>,
-    /// Number of the last reading of the metrics in which the namespace existed.
+    /// Number of the last bar at whose end the namespace existed.
     seen: u64,
 }
 
@@ -71,30 +72,26 @@ pub(super) struct Sparks<'p> {
 }
 
 impl RateHistory {
-    /// Notes the rates since the previous reading of the metrics. After every [`BAR_READINGS`] readings, a bar ends:
-    /// then also notes the number of answers about each namespace.
-    pub(super) fn note<'n>(
-        &mut self,
-        now_us: u64,
-        rates: Option<&Rates>,
-        namespaces: impl Iterator<Item = &'n Namespace>,
-    ) {
+    /// Notes the rates since the previous reading of the metrics.
+    pub(super) fn note(&mut self, now_us: u64, rates: Option<&Rates>) {
         if let Some(rates) = rates {
             push(&mut self.points, POINTS_MAX, (now_us, rates.clone()));
         }
-        self.readings += 1;
-        if !self.readings.is_multiple_of(BAR_READINGS) {
-            return;
-        }
+    }
+
+    /// Ends a bar, and notes the number of answers about each namespace since the previous bar ended. Must be called
+    /// every [`BAR_INTERVAL`].
+    pub(super) fn end_bar<'n>(&mut self, namespaces: impl Iterator<Item = &'n Namespace>) {
+        self.bars += 1;
         for namespace in namespaces {
             self.note_answers(&namespace.name, namespace.answers.counts());
         }
-        let readings = self.readings;
-        self.namespaces.retain(|_, known| known.seen == readings);
+        let bars = self.bars;
+        self.namespaces.retain(|_, known| known.seen == bars);
     }
 
     fn note_answers(&mut self, name: &NamespaceName, counts: Bar) {
-        let seen = self.readings;
+        let seen = self.bars;
         if let Some(known) = self.namespaces.get_mut(name) {
             let (all, inexact) = known.counted;
             let bar = (counts.0.saturating_sub(all), counts.1.saturating_sub(inexact));
@@ -130,8 +127,8 @@ impl RateHistory {
 
     /// Returns the number of bars that have ended since the start. A bar counts the answers about a namespace in a
     /// stretch of time, which is the same for all namespaces.
-    pub(super) fn bars_read(&self) -> u64 {
-        self.readings / BAR_READINGS
+    pub(super) fn bars_ended(&self) -> u64 {
+        self.bars
     }
 
     /// Returns the bars (counts of answers in stretches of time) of all namespaces.
@@ -139,7 +136,7 @@ impl RateHistory {
         let known = self.namespaces.iter();
         Sparks {
             bars: BARS_MAX,
-            seconds: READING_INTERVAL.as_secs() * BAR_READINGS,
+            seconds: BAR_INTERVAL.as_secs(),
             namespaces: known.map(|(name, known)| (name.as_str(), &known.bars)).collect(),
         }
     }
@@ -170,28 +167,25 @@ mod tests {
         (0..count).map(make).collect()
     }
 
-    fn read(past: &mut RateHistory, namespaces: &[Arc<Namespace>]) {
-        for _ in 0..BAR_READINGS {
-            let all = namespaces.iter().map(|namespace| &**namespace);
-            past.note(7, Some(&Rates::default()), all);
-        }
+    fn end_bar(past: &mut RateHistory, namespaces: &[Arc<Namespace>]) {
+        past.end_bar(namespaces.iter().map(|namespace| &**namespace));
     }
 
     #[test]
     fn a_bar_has_the_answers_since_the_one_before() {
         let (mut past, all) = (RateHistory::default(), namespaces(1));
         all[0].answers.count(true);
-        read(&mut past, &all);
+        end_bar(&mut past, &all);
         [true, false, false]
             .into_iter()
             .for_each(|is_exact| all[0].answers.count(is_exact));
-        read(&mut past, &all);
-        read(&mut past, &all);
+        end_bar(&mut past, &all);
+        end_bar(&mut past, &all);
         let sparks = serde_json::to_value(past.sparks()).unwrap();
         assert_eq!(sparks["namespaces"]["n0"], serde_json::json!([[3, 2], [0, 0]]));
-        assert_eq!(past.bars_read(), 3);
+        assert_eq!(past.bars_ended(), 3);
         // A namespace that has gone is forgotten.
-        read(&mut past, &[]);
+        end_bar(&mut past, &[]);
         assert!(past.sparks().namespaces.is_empty());
     }
 
@@ -199,7 +193,10 @@ mod tests {
     fn points_bars_and_namespaces_are_bounded() {
         let (mut past, all) = (RateHistory::default(), namespaces(NAMESPACES_MAX + 1));
         for _ in 0..=BARS_MAX + 1 {
-            read(&mut past, &all);
+            end_bar(&mut past, &all);
+        }
+        for _ in 0..=POINTS_MAX {
+            past.note(7, Some(&Rates::default()));
         }
         assert_eq!(past.sparks().namespaces.len(), NAMESPACES_MAX);
         assert!(

@@ -3,11 +3,11 @@
 //! The metrics are read from the same text that Prometheus scrapes, so the page and a dashboard cannot disagree.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::queries::AnswerCounts;
+use kvatlas_telemetry::labels::{AnswerState, LabelValue};
 
 /// Averages per second since the previous reading of the metrics. Some fields are other values, for example shares, as
 /// their comments say.
@@ -39,10 +39,6 @@ pub(super) struct Rates {
     query_p99_us: Option<f64>,
     /// Time in microseconds within which 99 % of the batches were applied. `None` if there were no batches.
     apply_p99_us: Option<f64>,
-    /// Number of messages that wait for a lane at present. A lane is a thread that applies events.
-    waiting: f64,
-    /// Present memory of the process in RAM, in bytes.
-    resident_bytes: f64,
 }
 
 /// Values from one reading of the metrics. A counter's value is the sum over all its labels. A histogram has such a sum
@@ -50,6 +46,8 @@ pub(super) struct Rates {
 #[derive(Debug, Default)]
 struct Reading {
     sums: BTreeMap<&'static str, f64>,
+    /// Numbers of answers by the word for their certainty.
+    answers: BTreeMap<&'static str, f64>,
     /// Buckets of the histogram of query times. A bucket is its upper bound in seconds, and the number of samples up to
     /// that bound. `applied` has the same for the times to apply a batch.
     queries: DurationBuckets,
@@ -58,7 +56,7 @@ struct Reading {
 
 type DurationBuckets = Vec<(f64, f64)>;
 
-const SUMS: [&str; 11] = [
+const SUMS: [&str; 9] = [
     "kvatlas_batches_applied_total",
     "kvatlas_blocks_stored_total",
     "kvatlas_blocks_removed_total",
@@ -68,9 +66,8 @@ const SUMS: [&str; 11] = [
     "kvatlas_query_replies_dropped_total",
     "kvatlas_query_usable_ratio_sum",
     "kvatlas_query_usable_ratio_count",
-    "kvatlas_lane_queue_messages",
-    "kvatlas_process_resident_memory_bytes",
 ];
+const ANSWERS: &str = "kvatlas_query_answers_total";
 const QUERIES: &str = "kvatlas_query_duration_seconds_bucket";
 const APPLIED: &str = "kvatlas_batch_apply_duration_seconds_bucket";
 
@@ -85,6 +82,8 @@ impl Reading {
             let Ok(value) = value.parse::<f64>() else { continue };
             if let Some(known) = SUMS.iter().find(|known| **known == name) {
                 *reading.sums.entry(known).or_default() += value;
+            } else if name == ANSWERS {
+                add_answers(&mut reading.answers, series, value);
             } else if name == QUERIES {
                 add_bucket(&mut reading.queries, series, value);
             } else if name == APPLIED {
@@ -100,14 +99,31 @@ impl Reading {
     fn sum(&self, name: &str) -> f64 {
         self.sums.get(name).copied().unwrap_or_default()
     }
+
+    fn answered(&self, state: AnswerState) -> f64 {
+        self.answers.get(state.as_str()).copied().unwrap_or_default()
+    }
+}
+
+/// Returns the value of a series' label. The value must have no quotes.
+fn label<'s>(series: &'s str, name: &str) -> Option<&'s str> {
+    let (_, rest) = series.split_once(&format!("{name}=\""))?;
+    let (value, _) = rest.split_once('"')?;
+    Some(value)
+}
+
+fn add_answers(answers: &mut BTreeMap<&'static str, f64>, series: &str, value: f64) {
+    let told = label(series, "state");
+    let mut words = AnswerState::ALL.iter().map(|state| state.as_str());
+    if let Some(word) = words.find(|word| Some(*word) == told) {
+        *answers.entry(word).or_default() += value;
+    }
 }
 
 fn add_bucket(buckets: &mut DurationBuckets, series: &str, value: f64) {
-    let bound = series
-        .split_once("le=\"")
-        .and_then(|(_, rest)| rest.split_once('"'))
-        .and_then(|(bound, _)| bound.parse::<f64>().ok());
-    let Some(bound) = bound else { return };
+    let Some(bound) = label(series, "le").and_then(|bound| bound.parse::<f64>().ok()) else {
+        return;
+    };
     match buckets.iter_mut().find(|(known, _)| *known == bound) {
         Some((_, sum)) => *sum += value,
         None => buckets.push((bound, value)),
@@ -149,14 +165,14 @@ fn quantile_us(before: &DurationBuckets, now: &DurationBuckets, share: f64) -> O
 /// Meter that computes the rates from one reading to the next.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
-    last: Option<(Instant, Reading, AnswerCounts)>,
+    last: Option<(Instant, Reading)>,
     rates: Option<Rates>,
 }
 
 impl Meter {
     /// Returns the time of the last reading. `None` before the first reading.
     pub(super) fn read_at(&self) -> Option<Instant> {
-        self.last.as_ref().map(|(at, _, _)| *at)
+        self.last.as_ref().map(|(at, _)| *at)
     }
 
     /// Returns the latest rates. `None` before the second reading.
@@ -164,15 +180,22 @@ impl Meter {
         self.rates.as_ref()
     }
 
+    /// Forgets the previous reading if it is older than `age_max`. A mean over such a time is no rate of the present.
+    pub(super) fn forget_older(&mut self, age_max: Duration, now: Instant) {
+        let is_older = |at: Instant| now.saturating_duration_since(at) > age_max;
+        if self.read_at().is_some_and(is_older) {
+            *self = Self::default();
+        }
+    }
+
     /// Takes a reading of the metrics from their `text`, and computes the rates since the previous reading. `now` is
-    /// the time of the reading, and `answers` are the counts of answers at that time.
-    pub(super) fn read(&mut self, text: &str, answers: AnswerCounts, now: Instant) {
+    /// the time of the reading.
+    pub(super) fn read(&mut self, text: &str, now: Instant) {
         let reading = Reading::of(text);
-        self.rates = self.last.as_ref().map(|(at, before, answered)| {
+        self.rates = self.last.as_ref().map(|(at, before)| {
             let seconds = now.saturating_duration_since(*at).as_secs_f64().max(0.001);
             let rate = |name| (reading.sum(name) - before.sum(name)).max(0.0) / seconds;
-            // Counts below 2^53 are exact as floating-point numbers.
-            let answered_rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+            let answered = |state| (reading.answered(state) - before.answered(state)).max(0.0) / seconds;
             let shares = rate("kvatlas_query_usable_ratio_count");
             Rates {
                 usable: (shares > 0.0).then(|| rate("kvatlas_query_usable_ratio_sum") / shares),
@@ -182,24 +205,20 @@ impl Meter {
                 dropped: rate("kvatlas_batches_dropped_total"),
                 queries: rate("kvatlas_queries_total"),
                 failed: rate("kvatlas_query_errors_total") + rate("kvatlas_query_replies_dropped_total"),
-                exact: answered_rate(answers.exact, answered.exact),
-                degraded: answered_rate(answers.degraded, answered.degraded),
-                empty: answered_rate(answers.empty, answered.empty),
+                exact: answered(AnswerState::Exact),
+                degraded: answered(AnswerState::Degraded),
+                empty: answered(AnswerState::Empty),
                 query_p50_us: quantile_us(&before.queries, &reading.queries, 0.5),
                 query_p99_us: quantile_us(&before.queries, &reading.queries, 0.99),
                 apply_p99_us: quantile_us(&before.applied, &reading.applied, 0.99),
-                waiting: reading.sum("kvatlas_lane_queue_messages"),
-                resident_bytes: reading.sum("kvatlas_process_resident_memory_bytes"),
             }
         });
-        self.last = Some((now, reading, answers));
+        self.last = Some((now, reading));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -208,7 +227,7 @@ mod tests {
             .into_iter()
             .map(|metric| metric.name)
             .collect();
-        let bases = [QUERIES, APPLIED].map(|name| name.trim_end_matches("_bucket"));
+        let bases = [ANSWERS, QUERIES, APPLIED].map(|name| name.trim_end_matches("_bucket"));
         for name in SUMS.into_iter().chain(bases) {
             // A histogram has a sum and a count.
             let base = name.strip_suffix("_sum").or(name.strip_suffix("_count"));
@@ -225,6 +244,7 @@ kvatlas_queries_total{namespace=\"b\",kind=\"tokens\"} 5
 kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.001\"} 10
 kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.002\"} 10
 kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"+Inf\"} 10
+kvatlas_query_answers_total{namespace=\"a\",state=\"exact\"} 1
 ";
         let after = "\
 kvatlas_queries_total{namespace=\"a\",kind=\"tokens\"} 110
@@ -234,30 +254,44 @@ kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.002\"} 110
 kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"+Inf\"} 110
 kvatlas_query_usable_ratio_sum{namespace=\"a\"} 3
 kvatlas_query_usable_ratio_count{namespace=\"a\"} 4
-kvatlas_lane_queue_messages{lane=\"0\"} 3
+kvatlas_query_answers_total{namespace=\"a\",state=\"exact\"} 3
+kvatlas_query_answers_total{namespace=\"b\",state=\"exact\"} 2
+kvatlas_query_answers_total{namespace=\"b\",state=\"degraded\"} 6
+kvatlas_query_answers_total{namespace=\"b\",state=\"empty\"} 8
 ";
         let mut meter = Meter::default();
         let begun = Instant::now();
-        let answers = |exact| AnswerCounts {
-            exact,
-            ..AnswerCounts::default()
-        };
-        meter.read(before, answers(1), begun);
+        meter.read(before, begun);
         assert_eq!(meter.rates(), None);
-        meter.read(after, answers(5), begun + Duration::from_secs(2));
+        meter.read(after, begun + Duration::from_secs(2));
         let expected = Rates {
             queries: 100.0,
             exact: 2.0,
+            degraded: 3.0,
+            empty: 4.0,
             usable: Some(0.75),
             query_p50_us: Some(1000.0),
             query_p99_us: Some(1980.0),
-            waiting: 3.0,
             ..Rates::default()
         };
         assert_eq!(meter.rates(), Some(&expected));
-        meter.read(after, answers(5), begun + Duration::from_secs(3));
+        meter.read(after, begun + Duration::from_secs(3));
         let rates = meter.rates().unwrap();
         assert_eq!((rates.query_p50_us, rates.usable), (None, None));
+    }
+
+    #[test]
+    fn a_mean_over_a_long_time_is_no_rate() {
+        let (mut meter, begun, age_max) = (Meter::default(), Instant::now(), Duration::from_secs(3));
+        meter.read("kvatlas_queries_total 0", begun);
+        meter.forget_older(age_max, begun + age_max);
+        meter.read("kvatlas_queries_total 30", begun + age_max);
+        assert_eq!(meter.rates().map(|rates| rates.queries), Some(10.0));
+        let later = begun + age_max * 100;
+        meter.forget_older(age_max, later);
+        assert_eq!(meter.rates(), None);
+        meter.read("kvatlas_queries_total 60", later);
+        assert_eq!(meter.rates(), None);
     }
 
     #[test]

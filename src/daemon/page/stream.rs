@@ -21,22 +21,24 @@ use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{DegradedReason, NamespaceName};
 
 use crate::costs::ToldCost;
-use crate::lanes::Stray;
+use crate::lanes::{Stray, now_us};
 use crate::outcomes::{HolderPromises, NamespacePromises};
 use crate::queries::{MissingShard, ShardOutage};
-use crate::runbook::mend_of;
+use crate::runbook::{AdviceTable, mend_of};
 use crate::snapshots::FailingSnapshots;
 use crate::troubles::Troubles;
 use kvatlas_process::admin::{Latch, ReadinessReport};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::atlas::{Atlas, Lens};
-use super::fleet::{FleetChange, FleetState, Number};
+use super::fleet::{FleetChange, FleetState, HolderCounts, Number};
 use super::rates::Rates;
 use super::{Page, PageRefusal, SharedFrame, asked, held, permit, respond};
 
 /// Time between two messages (frames) about the holders.
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum time over which the rates in a frame are averaged. It is a few frames, because making one may take long.
+const RATES_SPAN_MAX: Duration = Duration::from_secs(3);
 /// Time between two checks whether the daemon is draining.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 /// Minimum time between two atlases (trees of hot prefixes). The pause is longer if making an atlas takes long.
@@ -64,17 +66,33 @@ const ALERTS: [&str; 5] = [
     "KvatlasSnapshotsFail",
 ];
 
-/// Advice from the runbook for each trouble that the page can show. The runbook's pages are read only once, although
-/// every stream sends the advice.
-static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
-    let reasons = DegradedReason::ALL.into_iter().map(DegradedReason::as_str);
-    let drops = DropReason::ALL.iter().map(|reason| reason.as_str());
-    let told = reasons.chain(drops).chain(ALERTS);
-    let mends = told.map(|word| (word, mend_of([word].into_iter(), "what to do")));
-    let latches = Latch::ALL.into_iter().map(Latch::as_str);
-    let awaited = latches.map(|word| (word, mend_of([word].into_iter(), "if it stays unset")));
-    mends.chain(awaited).collect()
+/// Words, each with the runbook's advice on it.
+type Mends = Vec<(&'static str, String)>;
+
+/// Advice from the runbook for each trouble that the page can show, except dropped batches. The runbook's page is read
+/// only once, although every stream sends the advice.
+static MENDS: LazyLock<Mends> = LazyLock::new(|| {
+    let reasons = DegradedReason::ALL.map(DegradedReason::as_str);
+    let latches = Latch::ALL.map(Latch::as_str);
+    let mut mends = mends_in(AdviceTable::DegradedReasons, &reasons);
+    mends.extend(mends_in(AdviceTable::OtherTroubles, &ALERTS));
+    mends.extend(mends_in(AdviceTable::Latches, &latches));
+    mends
 });
+
+/// Advice from the runbook for each reason for which batches are dropped. Some of the reasons have the word of a
+/// holder's reason for doubt.
+static DROP_MENDS: LazyLock<Mends> = LazyLock::new(|| {
+    let reasons: Vec<&str> = DropReason::ALL.iter().map(|reason| reason.as_str()).collect();
+    mends_in(AdviceTable::DropReasons, &reasons)
+});
+
+fn mends_in(table: AdviceTable, words: &[&'static str]) -> Mends {
+    let mends = words
+        .iter()
+        .map(|word| (*word, mend_of([*word].into_iter(), table)));
+    mends.collect()
+}
 
 /// First message of a stream. It has the facts that do not change while the daemon runs.
 #[derive(Serialize)]
@@ -83,8 +101,10 @@ struct StreamHello {
     commit: &'static str,
     /// Bits of a holder's reasons for doubt, each with its word.
     reasons: Vec<(u32, &'static str)>,
-    /// Names of the troubles that the page can show, each with the runbook's advice.
+    /// Names of the troubles that the page can show, except dropped batches, each with the runbook's advice.
     mends: &'static [(&'static str, String)],
+    /// Reasons for which batches are dropped, each with the runbook's advice.
+    drop_mends: &'static [(&'static str, String)],
 }
 
 #[derive(Serialize)]
@@ -99,6 +119,9 @@ struct PageFrame<'a> {
     namespaces: Vec<PageNamespace>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
+    /// Time for which the NATS server has been silent, in microseconds. `None` if it is not. Meanwhile all holders are
+    /// [`DegradedReason::Behind`].
+    broker_silent_us: Option<u64>,
     /// Shards whose blocks are missing from answers. Always empty if this process is not a gateway.
     missing_shards: Vec<MissingShard>,
     /// Outage of a gateway: no shard answers it. `None` for a daemon that is no gateway, too.
@@ -117,13 +140,15 @@ struct PageFrame<'a> {
 #[derive(Serialize)]
 struct PageNamespace {
     name: String,
-    block_size: u32,
-    holders: usize,
+    #[serde(flatten)]
+    holders: HolderCounts,
     distinct_blocks: u64,
     held_blocks: u64,
     bytes: u64,
-    /// Holders for which exact answers recently promised more blocks than requests found.
+    /// Some of the holders for which exact answers recently promised more blocks than requests found.
     broken_promises: Vec<HolderPromises>,
+    /// Number of all such holders, including holders that `broken_promises` does not name.
+    broken_promises_total: usize,
     /// Comparison for the namespace's holders, over the last one to two minutes: their blocks that exact answers
     /// promised, and their blocks that requests found. `None` if no router reports outcomes.
     promises: Option<NamespacePromises>,
@@ -167,7 +192,7 @@ impl Page {
     /// It is set to the present number.
     fn sparks(&self, heard: &mut Option<u64>) -> Option<String> {
         let known = self.past.lock();
-        let read = known.past.bars_read();
+        let read = known.past.bars_ended();
         if heard.replace(read) == Some(read) {
             return None;
         }
@@ -250,7 +275,8 @@ impl Page {
                 self.answerer.trust(),
                 &self.answerer.freshness,
             );
-            meter.read(&self.metrics.render(), self.looked.sample.counts(), now);
+            meter.forget_older(RATES_SPAN_MAX, now);
+            meter.read(&self.metrics.render(), now);
         }
         let report: ReadinessReport = self.readiness.report();
         let frame = PageFrame {
@@ -260,9 +286,10 @@ impl Page {
             awaited: report.awaited().map(Latch::as_str),
             namespaces: namespaces
                 .iter()
-                .map(|namespace| self.describe(namespace, now))
+                .map(|namespace| self.describe(namespace, &shared.fleet, now))
                 .collect(),
             rates: shared.meter.rates(),
+            broker_silent_us: self.answerer.freshness.silent_us(now_us()),
             missing_shards: self.looked.missing_shards.all(unix_time_us()),
             shard_outage: self.looked.missing_shards.outage(unix_time_us()),
             strays: (self.looked.strays)(),
@@ -285,16 +312,18 @@ impl Page {
         told.collect()
     }
 
-    fn describe(&self, namespace: &Namespace, now: Instant) -> PageNamespace {
+    fn describe(&self, namespace: &Namespace, fleet: &FleetState, now: Instant) -> PageNamespace {
         let sizes = namespace.indexer.sizes();
+        let (broken_promises_total, broken_promises) =
+            self.looked.outcomes.broken_promises(&namespace.name, now);
         PageNamespace {
             name: namespace.name.as_str().to_owned(),
-            block_size: namespace.indexer.settings().block_size.as_u32(),
-            holders: sizes.holders,
+            holders: fleet.counts(&namespace.name),
             distinct_blocks: sizes.distinct_blocks,
             held_blocks: sizes.held_blocks,
             bytes: sizes.bytes,
-            broken_promises: self.looked.outcomes.broken_promises(&namespace.name, now),
+            broken_promises,
+            broken_promises_total,
             promises: self.looked.outcomes.promises(&namespace.name, now),
             cost: self.looked.costs.of_namespace(&namespace.name),
             troubles: Troubles::of(namespace, unix_time_us()),
@@ -332,6 +361,7 @@ impl StreamHello {
             commit: kvatlas_telemetry::commit(),
             reasons: reasons.to_vec(),
             mends: &MENDS,
+            drop_mends: &DROP_MENDS,
         }
     }
 }

@@ -170,6 +170,32 @@ async fn a_hot_prefix_is_drawn_and_explained() {
 }
 
 #[tokio::test]
+async fn a_deep_prefix_is_explained_as_far_as_it_was_compared() {
+    let world = world();
+    let deep: Vec<u64> = (100..400).collect();
+    let namespace = world.sampled.namespace(&name()).unwrap();
+    let worker = WorkerName::new("deep").unwrap();
+    let mut writer = namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap();
+    let hashes = deep.iter().copied().map(SequenceHash).collect();
+    let stored = StoredBlocks::by_sequence(None, None, hashes);
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    // The sample keeps as much of this query as of one that asks for less.
+    world.ask(&deep);
+    let query = "namespace=n&lens=held";
+    let atlas = world.event("/page/atlas", query, "atlas").await;
+    let nodes = atlas["nodes"].as_array().unwrap();
+    let node = nodes.iter().find(|node| node["end"] == 300).expect("the deepest");
+    let query = format!("{query}&block={}", node["block"].as_str().unwrap());
+    let (_, explained) = world.json("/page/explain", &query).await;
+    let loss = &explained["loss"];
+    assert_eq!(
+        (&loss["asking"], &loss["compared"]),
+        (&1.into(), &256.into()),
+        "{explained}"
+    );
+}
+
+#[tokio::test]
 async fn what_cannot_be_answered_is_refused_in_words() {
     let world = world();
     let block = "block=00000000000000000000000000000000";
@@ -211,7 +237,16 @@ async fn frames_tell_the_fleet_and_end_with_the_daemon() {
     let world = world();
     let frame = world.event("/page/frames", "", "frame").await;
     assert_eq!(frame["fleet"]["added"].as_array().map(Vec::len), Some(3));
-    assert_eq!(frame["namespaces"][0]["distinct_blocks"], 4);
+    let namespace = &frame["namespaces"][0];
+    assert_eq!(
+        (
+            &namespace["distinct_blocks"],
+            &namespace["exact"],
+            &namespace["degraded"]
+        ),
+        (&4.into(), &3.into(), &0.into())
+    );
+    assert_eq!(frame["broker_silent_us"], Value::Null);
     world.readiness.start_draining();
     let body = world.get("/page/frames", "").await.into_body();
     let rest = body.collect().await.unwrap().to_bytes();
@@ -245,6 +280,7 @@ async fn holders_that_are_behind_are_not_exact_on_the_page() {
         let shown: Vec<u64> = facts.iter().map(|facts| facts[2].as_u64().unwrap()).collect();
         assert_eq!(shown, told.iter().copied().map(u64::from).collect::<Vec<_>>());
         assert_eq!(told.iter().filter(|bits| **bits == 0).count(), exact);
+        assert_eq!(frame["broker_silent_us"].is_null(), exact == 3, "{frame}");
         let atlas = world.event("/page/atlas", "namespace=n&lens=held", "atlas").await;
         for node in atlas["nodes"].as_array().unwrap() {
             let all = node["all"].as_u64().unwrap();
@@ -289,10 +325,14 @@ async fn every_word_of_trouble_has_a_mend() {
     let world = world();
     let hello = world.event("/page/frames", "", "hello").await;
     let mends = hello["mends"].as_array().unwrap();
-    for word in ["gap", "other_settings", "KvatlasShardMissing", "settled"] {
+    let drop_mends = hello["drop_mends"].as_array().unwrap();
+    for word in ["gap", "undecodable", "KvatlasShardMissing", "settled"] {
         assert!(mends.iter().any(|mend| mend[0] == word), "{word}");
     }
-    for mend in mends {
+    for word in ["other_settings", "undecodable"] {
+        assert!(drop_mends.iter().any(|mend| mend[0] == word), "{word}");
+    }
+    for mend in mends.iter().chain(drop_mends) {
         let text = mend[1].as_str().unwrap();
         assert!(text.len() > 10 && !text.starts_with("kvatlas explain"), "{mend}");
     }
@@ -308,14 +348,37 @@ async fn a_page_is_told_what_was_before() {
     let world = world();
     let read = || (0..3).for_each(|_| world.page.read_past(Instant::now()));
     read();
+    world.page.end_bar();
     world.ask(&[1, 2]);
     read();
+    world.page.end_bar();
     let past = world.event("/page/frames", "", "past").await;
     // Rates need two readings, so six readings give five rows.
     assert_eq!(past["rows"].as_array().map(Vec::len), Some(5), "{past}");
     let sparks = world.event("/page/frames", "", "sparks").await;
     assert_eq!(sparks["namespaces"]["n"][0][0], 1, "{sparks}");
     assert_eq!(sparks["namespaces"]["n"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn bars_end_by_the_clock_and_readings_are_apart() {
+    let (mut known, begun) = (Remembered::default(), Instant::now());
+    let second = Duration::from_secs(1);
+    assert_eq!(known.due(begun), (true, true));
+    assert_eq!(known.due(begun + second), (false, false));
+    // A reading that took long puts off the next reading, but no bar.
+    known.next = Some(begun + second * 100);
+    let ended: Vec<u32> = (1..=60)
+        .filter(|age| known.due(begun + second * *age).0)
+        .collect();
+    assert_eq!(ended, [15, 30, 45, 60]);
+    assert_eq!(known.due(begun + second * 80), (true, false));
+    let ended: Vec<u32> = (81..=120)
+        .filter(|age| known.due(begun + second * *age).0)
+        .collect();
+    assert_eq!(ended, [90, 105, 120], "lateness is made up for");
+    assert_eq!(known.due(begun + second * 200), (true, true));
+    assert_eq!(known.due(begun + second * 201), (false, false));
 }
 
 #[tokio::test]

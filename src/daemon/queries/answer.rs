@@ -12,14 +12,13 @@ use kvatlas_core::index::{
 };
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
-    DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch, NamespaceName,
-    NamespacesReply, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
-    SingleQuery, StatusReply, Subjects, WireError, WireLimits,
+    DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch, Limit,
+    NamespaceName, NamespacesReply, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply,
+    QueryRequest, ReplyOrder, SingleQuery, StatusReply, Subjects, WireError, WireLimits,
 };
 use kvatlas_telemetry::labels::QueryKind;
 
 use super::heavy::HeavyTurns;
-use super::prompts::state_of;
 use super::roster;
 use super::sample::QuerySample;
 use super::whole::{Seen, search_whole};
@@ -236,7 +235,7 @@ impl Answerer {
         let options = &query.options;
         let doubts = self.doubts(namespace, &query.key);
         let asked = QueryLength::of(query, chain.len(), indexer);
-        let searched = self.searched(&doubts, options, is_sorted, asked, || {
+        let (searched, doubted) = self.searched(&doubts, options, is_sorted, asked, || {
             indexer.find_chain(&mut chain, doubts.search_of(query))
         });
         let mut reply = QueryReply {
@@ -246,12 +245,12 @@ impl Answerer {
             ..searched
         };
         if options.explain {
-            explain(query, indexer, &mut chain, &mut reply.holders);
+            explain(query, indexer, &mut chain, asked.blocks, &mut reply.holders);
         }
-        self.add_ahead(&doubts, query, &mut reply);
         reply.predicted = self.predicted(namespace, options, &mut chain);
+        self.add_ahead(&doubts, query, &mut reply, &doubted);
         if let Some(sample) = &self.sample {
-            sample.answered(namespace, state_of(&reply));
+            namespace.answers.count(reply.is_exact());
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
         }
         Ok(reply)
@@ -265,7 +264,7 @@ impl Answerer {
     }
 
     /// Makes the reply from a search. It has the found holders with their doubts, and the numbers of holders that the
-    /// search may have missed.
+    /// search may have missed. Also returns which of the found holders are in doubt about tiers beyond the device.
     fn searched(
         &self,
         doubts: &DoubtFacts<'_, '_>,
@@ -273,7 +272,7 @@ impl Answerer {
         is_sorted: bool,
         asked: QueryLength,
         search: impl FnMut() -> Matches,
-    ) -> QueryReply {
+    ) -> (QueryReply, Doubted) {
         let seen = search_whole(&doubts.look, search);
         let matches = &seen.found;
         let mut doubted = Doubted::default();
@@ -297,7 +296,7 @@ impl Answerer {
         });
         let workers = options.workers.as_deref();
         let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
-        QueryReply {
+        let reply = QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: 0,
             block_size: 0,
@@ -309,7 +308,8 @@ impl Answerer {
             unseen_blocks_max: 0,
             behind_us: doubts.look.behind_us,
             predicted: Vec::new(),
-        }
+        };
+        (reply, doubted)
     }
 
     /// Makes the chain of the blocks for which `key` asks. Fails if the chain is longer than the limits allow.
@@ -338,14 +338,15 @@ impl Answerer {
         let indexer = &namespace.indexer;
         let search = || indexer.find_bounds(&chain, doubts.search_of(query));
         let asked = QueryLength::of(query, chain.query_blocks(), indexer);
+        let (searched, _) = self.searched(&doubts, &query.options, true, asked, search);
         let reply = QueryReply {
             query_blocks: asked.blocks,
             block_size: indexer.settings().block_size.as_u32(),
             unseen_blocks_max: chain.unseen_blocks_max(),
-            ..self.searched(&doubts, &query.options, true, asked, search)
+            ..searched
         };
-        if let Some(sample) = &self.sample {
-            sample.answered(namespace, state_of(&reply));
+        if self.sample.is_some() {
+            namespace.answers.count(reply.is_exact());
         }
         Ok(reply)
     }
@@ -480,14 +481,15 @@ const HOLDER_STATUS_BYTES: usize = 100;
 
 /// Adds two facts to every holder: the first block that it lacks, and the reason why a request cannot reuse more of
 /// its blocks. Neighboring holders with the same number of blocks lack the same block, so it is looked up once for
-/// them.
+/// them. `blocks` is the number of the query's blocks. `chain` can have fewer: the token after the last block may not
+/// be known.
 fn explain(
     query: &SingleQuery,
     indexer: &PositionalIndexer,
     chain: &mut QueryChain<'_>,
+    blocks: u32,
     holders: &mut [HolderMatch],
 ) {
-    let blocks = saturating_u32(chain.len());
     let usable_max = usable_max(query, indexer).unwrap_or(u32::MAX);
     let usable_max_of_pairs = usable_max_of_pairs(query, indexer);
     let found = indexer.find_chain(chain, Search::default());
@@ -507,7 +509,12 @@ fn explain(
             }
         };
         holder.dropped_out.clone_from(&dropped_out);
-        holder.limited_by = limit_of(holder, holder.limit(blocks, usable_max), usable_max_of_pairs);
+        let limit = match holder.limit(blocks, usable_max) {
+            // The holder has all blocks that the query's tokens determine.
+            Some(Limit::FullAttention) if dropped_out.is_none() => Some(Limit::LastToken),
+            limit => limit,
+        };
+        holder.limited_by = limit_of(holder, limit, usable_max_of_pairs);
         last = Some((depth, dropped_out));
     }
 }

@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::responder::{Responder, check_size, check_status_size};
 use kvatlas_client::ClientError;
 use kvatlas_config::Live;
-use kvatlas_core::wire::{QueryRequest, Subjects, WireError, WireLimits};
+use kvatlas_core::wire::{NamespacesReply, PROTOCOL_VERSION, QueryRequest, Subjects, WireError, WireLimits};
 use kvatlas_process::broker::SubscribeError;
 use kvatlas_telemetry::labels::{QueryKind, ReplyDropReason};
 
@@ -158,14 +158,15 @@ impl Parts {
         let observers = &self.settings.observers;
         let span = observers.begin(asked, &message);
         let headers = observers.passed_on(span.as_ref(), &message);
-        let answer = match asked {
-            Asked::Query => self.query(&message, headers).await,
-            Asked::Status => self.status(&message, headers).await,
-        };
-        let reply = answer.map(|answer| {
+        let counted = |answer: Answer| {
             answer.count(&self.asker.namespaces, started.elapsed());
             answer.payload
-        });
+        };
+        let reply = match asked {
+            Asked::Query => self.query(&message, headers).await.map(counted),
+            Asked::Status if self.subjects.is_about_namespaces(&message.subject) => self.names().await,
+            Asked::Status => self.status(&message, headers).await.map(counted),
+        };
         observers.end(asked, span, started.elapsed(), reply.as_ref().err());
         self.responder.send(reply_to, reply.map(Bytes::from)).await;
         drop(permit);
@@ -186,6 +187,15 @@ impl Parts {
             payload: check_size(answer.payload, bytes_max)?,
             ..answer
         })
+    }
+
+    /// Returns the answer to a request for the names of the namespaces that the shards know.
+    async fn names(&self) -> Result<Vec<u8>, WireError> {
+        let reply = NamespacesReply {
+            v: PROTOCOL_VERSION,
+            namespaces: self.asker.names().await?.into_iter().collect(),
+        };
+        check_status_size(reply.encode(), self.responder.reply_bytes_max())
     }
 
     async fn status(&self, message: &Message, headers: HeaderMap) -> Result<Answer, WireError> {

@@ -6,6 +6,7 @@ use crate::shared::Shared;
 use kvatlas_process::broker::{Buffer, connect_counted, follow_connection};
 use kvatlas_telemetry::labels::Connection;
 
+use super::member::MEMBER_MESSAGES_MIN;
 use super::shards::{ShardAsker, gathers_max};
 use super::source::{IndexHere, Shards, Source, SourceError};
 
@@ -37,7 +38,13 @@ async fn listener_source(shared: &Shared) -> Result<Arc<Source>, SourceError> {
             dialect_depth: shared.config.queries.dialect_depth,
         }))));
     }
-    let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);
+    // The replies of many shards come at once.
+    let messages_max = shared
+        .config
+        .events
+        .subscription_capacity
+        .max(MEMBER_MESSAGES_MIN);
+    let buffer = Buffer::of_messages(messages_max);
     let client = connect_counted(&shared.nats, Connection::Queries, "listeners", buffer, |_| {}).await?;
     follow_connection(&shared.readiness, &client);
     let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);

@@ -20,7 +20,10 @@ use kvatlas_process::broker::SubscribeError;
 
 /// Number of messages after which the server ends the subscription, once a member leaves its queue group. The number
 /// is larger than any burst of requests that can be on the way before the server learns that the member leaves.
-const AHEAD: u64 = 1024;
+const AHEAD: u64 = MEMBER_MESSAGES_MIN as u64 / 2;
+/// Least number of messages that a member's connection must have room for. A leaving member gets up to [`AHEAD`]
+/// fillers at once, and requests among them. The client library drops what it has no room for.
+pub(crate) const MEMBER_MESSAGES_MIN: usize = 2 * 1024;
 /// Maximum number of *fillers* that a leaving member sends at once, except for the first time. A filler is an empty
 /// message that brings the subscription to its end. The first time, the member sends [`AHEAD`] fillers.
 const FILL_MAX: u64 = 256;

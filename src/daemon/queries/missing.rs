@@ -65,13 +65,14 @@ struct Known {
 }
 
 impl MissingShards {
-    /// Notes the shards that are missing from an answer about `namespace`. Forgets the shards that are in the answer.
+    /// Notes the shards that are missing from an answer about `namespace`. Forgets the shards that are in the answer. If
+    /// `namespace` is `None`, the answer is about all namespaces, and only silent shards are noted.
     ///
     /// A missing shard is in `refused` if it has replied with a refusal; the value is the text of the refusal.
     /// `now_us` is in microseconds since the Unix epoch.
     pub(super) fn note(
         &self,
-        namespace: &NamespaceName,
+        namespace: Option<&NamespaceName>,
         gathered: &Gathered,
         refused: &BTreeMap<u32, String>,
         now_us: u64,
@@ -82,7 +83,7 @@ impl MissingShards {
         let is_silent = |shard: &u32| gathered.missing.contains(shard) && !refused.contains_key(shard);
         silent.retain(|shard, _| is_silent(shard));
         refusing.retain(|(about, shard), missing| {
-            let has_changed = about == namespace && !refused.contains_key(shard);
+            let has_changed = namespace == Some(about) && !refused.contains_key(shard);
             !has_changed && is_recent(missing.last_us, now_us)
         });
         let missing = |shard, refusal| MissingShard {
@@ -96,6 +97,9 @@ impl MissingShards {
             let known = silent.entry(shard).or_insert_with(|| missing(shard, None));
             (known.shards, known.last_us) = (gathered.shards, now_us);
         }
+        let Some(namespace) = namespace else {
+            return;
+        };
         for (shard, words) in refused {
             let key = (namespace.clone(), *shard);
             if refusing.len() >= REFUSALS_MAX && !refusing.contains_key(&key) {
@@ -174,7 +178,7 @@ mod tests {
     fn a_shard_is_missing_from_the_first_answer_without_it_until_one_with_it() {
         let missing = MissingShards::default();
         let note = |shards: &[u32], now_us| {
-            missing.note(&name("n"), &gathered(shards), &BTreeMap::new(), now_us);
+            missing.note(Some(&name("n")), &gathered(shards), &BTreeMap::new(), now_us);
         };
         let told = |now_us| -> Vec<_> {
             let all = missing.all(now_us).into_iter();
@@ -195,7 +199,7 @@ mod tests {
         let missing = MissingShards::default();
         let note = |namespace: &str, refused: &[u32], now_us| {
             let words = refused.iter().map(|shard| (*shard, "no".to_owned())).collect();
-            missing.note(&name(namespace), &gathered(refused), &words, now_us);
+            missing.note(Some(&name(namespace)), &gathered(refused), &words, now_us);
         };
         let told = |now_us| serde_json::to_value(missing.all(now_us)).unwrap();
         let refusing = serde_json::json!([{"shard": 0, "shards": 3, "since_us": 10, "namespace": "llama", "refusal": "no"}]);
@@ -223,7 +227,7 @@ mod tests {
         missing.note_outage("late", 20);
         assert_eq!(told(30), Some((10, "late".to_owned())));
         assert_eq!(told(20 + FORGOTTEN_AFTER_US), None, "nobody has asked since");
-        missing.note(&name("n"), &gathered(&[1]), &BTreeMap::new(), 40);
+        missing.note(None, &gathered(&[1]), &BTreeMap::new(), 40);
         assert_eq!(told(50), None);
         missing.note_outage("nobody", 60);
         assert_eq!(told(70), Some((60, "nobody".to_owned())));

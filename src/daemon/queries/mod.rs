@@ -55,11 +55,11 @@ pub(crate) use answer::{
 pub(crate) use heavy::HeavyRequest;
 pub(crate) use heavy::HeavyTurns;
 #[cfg(feature = "dynamo")]
-pub(crate) use member::QueueMember;
+pub(crate) use member::{MEMBER_MESSAGES_MIN, QueueMember};
 #[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
 pub(crate) use misses::Misses;
 pub(crate) use missing::{MissingShard, MissingShards, ShardOutage};
-pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
+pub(crate) use sample::{BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;
 pub(crate) use source::{IndexHere, NoIndex, Source, SourceError};
 pub(crate) use start::{query_limits, start_gateway, start_queries};

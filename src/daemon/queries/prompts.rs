@@ -26,7 +26,7 @@ pub(super) fn prompt_of(reply: &QueryReply) -> AnsweredPrompt {
 }
 
 /// Returns how certain an answer is.
-pub(super) fn state_of(reply: &QueryReply) -> AnswerState {
+fn state_of(reply: &QueryReply) -> AnswerState {
     AnswerState::of(reply.is_exact(), reply.holders.is_empty())
 }
 

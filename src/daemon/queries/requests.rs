@@ -189,7 +189,7 @@ impl Requests {
     }
 
     /// Ends these subscriptions, because new ones have replaced them. Returns the requests that still came on them.
-    async fn replaced(&mut self) -> VecDeque<(Asked, Message)> {
+    async fn replaced(mut self) -> VecDeque<(Asked, Message)> {
         let mut left = VecDeque::new();
         let draining = async {
             for (asked, member) in [
@@ -228,10 +228,14 @@ pub(super) struct LastingRequests {
     current: Requests,
     /// Requests that came on subscriptions that have been replaced by new ones.
     left: VecDeque<(Asked, Message)>,
-    rejoining: Option<Rejoining>,
+    /// Subscriptions that are being made anew.
+    rejoining: Option<Ongoing<Result<Requests, SubscribeError>>>,
+    /// Subscriptions that have been replaced, and of which the last requests are awaited.
+    ending: Option<Ongoing<VecDeque<(Asked, Message)>>>,
 }
 
-type Rejoining = Pin<Box<dyn Future<Output = Result<Requests, SubscribeError>> + Send>>;
+/// Work that goes on over several calls of [`LastingRequests::next`].
+type Ongoing<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Result of [`LastingRequests::next`].
 pub(super) enum NextRequest {
@@ -269,22 +273,29 @@ impl LastingRequests {
             current: joined?,
             left: VecDeque::new(),
             rejoining: None,
+            ending: None,
         }))
     }
 
-    /// Waits for the next request, or for another case of [`NextRequest`].
+    /// Waits for the next request, or for another case of [`NextRequest`]. If the future is dropped, nothing is lost.
+    /// Test: `a_dropped_call_loses_no_request`.
     pub(super) async fn next(&mut self) -> Result<NextRequest, SubscribeError> {
         loop {
             if let Some((asked, message)) = self.left.pop_front() {
                 return Ok(NextRequest::Request(asked, message));
             }
+            let is_whole = self.rejoining.is_none() && self.ending.is_none();
             tokio::select! {
                 // If `refusals` is closed, so is the connection, and `next_counted` returns `None`.
-                Ok(()) = self.refusals.changed(), if self.rejoining.is_none() => self.rejoin(),
+                Ok(()) = self.refusals.changed(), if is_whole => self.rejoin(),
                 joined = settled(&mut self.rejoining) => {
                     self.rejoining = None;
-                    let mut old = std::mem::replace(&mut self.current, joined?);
-                    self.left = old.replaced().await;
+                    let old = std::mem::replace(&mut self.current, joined?);
+                    self.ending = Some(Box::pin(old.replaced()));
+                }
+                left = settled(&mut self.ending) => {
+                    self.ending = None;
+                    self.left = left;
                     return Ok(NextRequest::Rejoined);
                 }
                 request = self.current.next_counted(&self.intake) => {
@@ -307,6 +318,11 @@ impl LastingRequests {
     /// request that the server has sent.
     pub(super) async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
         self.rejoining = None;
+        if self.ending.is_some() {
+            let left = settled(&mut self.ending).await;
+            self.ending = None;
+            self.left.extend(left);
+        }
         match self.left.pop_front() {
             Some(request) => Some(request),
             None => self.current.next_until_left().await,
@@ -323,10 +339,70 @@ impl LastingRequests {
     }
 }
 
-/// Waits for the subscriptions that are being made anew. Waits for ever if none are being made.
-async fn settled(rejoining: &mut Option<Rejoining>) -> Result<Requests, SubscribeError> {
-    match rejoining {
-        Some(rejoining) => rejoining.await,
+/// Waits for the end of `work`. Waits for ever if there is none.
+async fn settled<T>(work: &mut Option<Ongoing<T>>) -> T {
+    match work {
+        Some(work) => work.await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use futures_util::{FutureExt, StreamExt};
+    use kvatlas_process::broker::Buffer;
+    use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_dropped_call_loses_no_request() {
+        let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
+            .await
+            .unwrap();
+        let client = async_nats::connect(broker.url()).await.unwrap();
+        let subjects = Subjects::new("kvatlas").unwrap();
+        let served = ServedRequests::new(&subjects, "kvatlas", None);
+        let (old, new) = (
+            served.join(&client).await.unwrap(),
+            served.join(&client).await.unwrap(),
+        );
+        // A connection's messages come in order. So both subscriptions have all of their requests behind this one.
+        let mut last = client.subscribe("last").await.unwrap();
+        for number in 0..64_u8 {
+            let subject = format!("{}.m", subjects.all_queries().trim_end_matches(".>"));
+            let payload = Bytes::from(vec![number]);
+            client.publish(subject, payload).await.unwrap();
+        }
+        client.publish("last", Bytes::new()).await.unwrap();
+        last.next().await.unwrap();
+        let (_refusals, refusals) = watch::channel(0);
+        let (_, intake) = Buffer::of_bytes(1024, 1 << 20);
+        let mut requests = LastingRequests {
+            client,
+            served,
+            refusals,
+            intake,
+            current: old,
+            left: VecDeque::new(),
+            rejoining: Some(Box::pin(std::future::ready(Ok(new)))),
+            ending: None,
+        };
+        let (mut numbers, mut rejoined) = (Vec::new(), 0);
+        let all = async {
+            while numbers.len() < 64 || rejoined < 1 {
+                // A call that waits is dropped, as in a `select!`.
+                match requests.next().now_or_never().transpose().unwrap() {
+                    Some(NextRequest::Request(_, message)) => numbers.push(message.payload[0]),
+                    Some(NextRequest::Rejoined) => rejoined += 1,
+                    Some(NextRequest::Closed) => panic!("the client is open"),
+                    None => tokio::task::yield_now().await,
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), all).await.unwrap();
+        numbers.sort_unstable();
+        assert_eq!((numbers, rejoined), ((0..64).collect::<Vec<u8>>(), 1));
     }
 }

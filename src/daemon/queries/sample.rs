@@ -1,5 +1,4 @@
-//! Counts of all answers by their certainty, and a sample of recent queries. The sample shows which prompts routers
-//! ask about.
+//! Sample of recent queries, which shows the prompts that routers ask about.
 //!
 //! The sample is a ring of the last [`QUERIES_MAX`] sampled queries, at most one every [`SAMPLING_INTERVAL`]. So at
 //! any rate of queries, the sample takes some megabytes of memory, and a small share of one core. Counts over the
@@ -14,9 +13,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use kvatlas_core::hash::PositionalLineageHash;
-use kvatlas_core::index::{Namespace, QueryChain};
+use kvatlas_core::index::QueryChain;
 use kvatlas_core::wire::NamespaceName;
-use kvatlas_telemetry::labels::AnswerState;
 
 /// Maximum number of queries that the sample keeps.
 const QUERIES_MAX: usize = 2048;
@@ -37,25 +35,11 @@ pub(crate) struct SampledQuery {
     namespace: NamespaceName,
 }
 
-/// Number of answered queries, by the certainty of their answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-pub(crate) struct AnswerCounts {
-    /// Number of certain answers with holders.
-    pub(crate) exact: u64,
-    /// Number of answers that are not certain.
-    pub(crate) degraded: u64,
-    /// Number of certain answers that say that no holder has any block of the prompt.
-    pub(crate) empty: u64,
-}
-
-/// Sample of recent queries, with counts of all answers.
+/// Sample of recent queries.
 #[derive(Debug, Default)]
 pub(crate) struct QuerySample {
     /// Earliest time at which the sample takes another query, in microseconds.
     next_us: AtomicU64,
-    exact: AtomicU64,
-    degraded: AtomicU64,
-    empty: AtomicU64,
     kept: Mutex<KeptQueries>,
 }
 
@@ -66,32 +50,12 @@ struct KeptQueries {
 }
 
 impl QuerySample {
-    /// Counts an answer about a namespace.
-    pub(crate) fn answered(&self, namespace: &Namespace, state: AnswerState) {
-        namespace.answers.count(state != AnswerState::Degraded);
-        let count = match state {
-            AnswerState::Empty => &self.empty,
-            AnswerState::Exact => &self.exact,
-            AnswerState::Degraded => &self.degraded,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Adds a query to the sample if enough time has passed since the last one was added. `now_us` is the time in
     /// microseconds on a clock that does not run backwards.
     pub(crate) fn offer(&self, namespace: &NamespaceName, chain: &mut QueryChain<'_>, now_us: u64) {
         if !chain.is_empty() && self.is_time(now_us) {
             let blocks = (0..chain.len().min(BLOCKS_MAX)).map(|index| chain.key(index));
             self.keep(namespace.clone(), blocks.collect());
-        }
-    }
-
-    /// Returns the counts of all answers so far.
-    pub(crate) fn counts(&self) -> AnswerCounts {
-        AnswerCounts {
-            exact: self.exact.load(Ordering::Relaxed),
-            degraded: self.degraded.load(Ordering::Relaxed),
-            empty: self.empty.load(Ordering::Relaxed),
         }
     }
 
@@ -134,7 +98,6 @@ impl QuerySample {
 
 #[cfg(test)]
 mod tests {
-    use crate::shared::unbounded;
     use kvatlas_core::hash::{BlockSize, SequenceHash};
     use kvatlas_core::wire::QueryKey;
 
@@ -143,24 +106,6 @@ mod tests {
 
     fn name(text: &str) -> NamespaceName {
         NamespaceName::new(text).unwrap()
-    }
-
-    #[test]
-    fn answers_count_by_how_certain_they_are() {
-        let sample = QuerySample::default();
-        let namespaces = unbounded(1);
-        let namespace = namespaces.get_or_create(&name("a"), None).unwrap();
-        for state in [AnswerState::Empty, AnswerState::Exact, AnswerState::Degraded] {
-            sample.answered(&namespace, state);
-        }
-        sample.answered(&namespace, AnswerState::Exact);
-        let expected = AnswerCounts {
-            exact: 2,
-            degraded: 1,
-            empty: 1,
-        };
-        assert_eq!(sample.counts(), expected);
-        assert_eq!(namespace.answers.counts(), (4, 1));
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl ShardAsker {
             .gatherer
             .query_batch(namespace, queries, payload, headers, self.deadline);
         let merged = merged.await.map_err(|error| self.failed(error))?;
-        let mut reply = self.count(namespace, merged);
+        let mut reply = self.count(Some(namespace), merged)?;
         reply.say_profiles_once();
         Ok(AnyReply::Batch(reply))
     }
@@ -143,7 +143,7 @@ impl ShardAsker {
             .gatherer
             .query(namespace, options, payload, headers, self.deadline);
         let merged = merged.await.map_err(|error| self.failed(error))?;
-        Ok(self.count(namespace, merged))
+        self.count(Some(namespace), merged)
     }
 
     /// Asks the shards for the status of a namespace: facts about each holder, such as the last batch that has been
@@ -158,11 +158,11 @@ impl ShardAsker {
         headers: HeaderMap,
     ) -> Result<StatusReply, WireError> {
         let merged = self.gatherer.status(namespace, headers, self.deadline).await;
-        let merged = merged.map_err(|error| self.failed(error))?;
-        Ok(self.count(namespace, merged))
+        self.count(Some(namespace), merged.map_err(|error| self.failed(error))?)
     }
 
-    /// Passes hints of routers to the shards. Returns the total number of hints that the shards keep.
+    /// Passes hints of routers to the shards. Returns the total number of hints that the shards keep, and the shards that
+    /// replied.
     ///
     /// # Errors
     ///
@@ -171,14 +171,14 @@ impl ShardAsker {
         &self,
         namespace: &NamespaceName,
         hints: Vec<Hint>,
-    ) -> Result<Merged<u64>, WireError> {
+    ) -> Result<(u64, Gathered), WireError> {
         let payload = HintReport(hints).encode().into();
         self.report(self.subjects.hint(namespace), payload).await
     }
 
     /// Passes a report of outcomes from a router to the shards. An outcome tells how many blocks an answer promised
     /// for a request, and how many tokens the engine then found. Returns the total number of outcomes that the shards
-    /// have counted.
+    /// have counted, and the shards that replied.
     ///
     /// # Errors
     ///
@@ -187,25 +187,27 @@ impl ShardAsker {
         &self,
         namespace: &NamespaceName,
         report: &OutcomeReport,
-    ) -> Result<Merged<u64>, WireError> {
+    ) -> Result<(u64, Gathered), WireError> {
         let payload = report.encode().into();
         self.report(self.subjects.outcome(namespace), payload).await
     }
 
-    async fn report(&self, subject: String, payload: Bytes) -> Result<Merged<u64>, WireError> {
+    async fn report(&self, subject: String, payload: Bytes) -> Result<(u64, Gathered), WireError> {
         let _place = self.enter()?;
         self.check_size(&payload)?;
         let merged = self.reports.report(subject, payload, self.deadline).await;
         // Answers to queries do not lack a shard that takes no hints. So a shard without a reply is not counted as
         // missing, and only failures are counted.
-        merged.map_err(|error| match error {
+        let Merged { reply, gathered, .. } = merged.map_err(|error| match error {
             ClientError::NoDaemon { .. } => {
                 self.metrics.gathered(GatherOutcome::Unanswered);
                 let text = "no shard takes this report; start the shards, for hints with hints.ttl_ms";
                 WireError::new(ErrorCode::Unavailable, text)
             }
             error => self.failed(error),
-        })
+        })?;
+        let taken = reply.inspect_err(|_| self.metrics.gathered(GatherOutcome::Refused))?;
+        Ok((taken, gathered))
     }
 
     fn check_size(&self, payload: &Bytes) -> Result<(), WireError> {
@@ -269,7 +271,9 @@ impl ShardAsker {
 
     async fn gather_names(&self) -> Result<(BTreeSet<NamespaceName>, Gathered), WireError> {
         let merged = self.gatherer.namespaces(self.deadline).await;
-        let Merged { reply, gathered, .. } = merged.map_err(|error| self.failed(error))?;
+        let merged = merged.map_err(|error| self.failed(error))?;
+        let gathered = merged.gathered.clone();
+        let reply = self.count(None, merged)?;
         Ok((reply.namespaces.into_iter().collect(), gathered))
     }
 
@@ -282,8 +286,10 @@ impl ShardAsker {
         Err(WireError::new(ErrorCode::Unavailable, text))
     }
 
-    /// Counts an answer about `namespace`, notes the shards that are missing from the answer, and returns the reply.
-    fn count<T>(&self, namespace: &NamespaceName, merged: Merged<T>) -> T {
+    /// Counts an answer or a refusal of the shards, and returns it. `namespace` is the namespace that it is about; `None`
+    /// if it is about all namespaces. Notes the shards that are missing from it: a shard that alone knows a namespace is
+    /// missing from a refusal.
+    fn count<T>(&self, namespace: Option<&NamespaceName>, merged: Merged<T>) -> Result<T, WireError> {
         let Merged {
             reply,
             gathered,
@@ -291,9 +297,10 @@ impl ShardAsker {
         } = merged;
         let missing = &gathered.missing;
         self.missing.note(namespace, &gathered, &refused, unix_time_us());
-        self.metrics.gathered(match missing.is_empty() {
-            true => GatherOutcome::Complete,
-            false => GatherOutcome::Partial,
+        self.metrics.gathered(match reply {
+            Err(_) => GatherOutcome::Refused,
+            Ok(_) if missing.is_empty() => GatherOutcome::Complete,
+            Ok(_) => GatherOutcome::Partial,
         });
         missing
             .iter()
@@ -301,26 +308,17 @@ impl ShardAsker {
         reply
     }
 
-    /// Counts a failed request to the shards, and returns the error for the client. Notes an outage if no shard has
-    /// answered.
+    /// Counts a request to the shards that none has answered, and returns the error for the client. Notes an outage, unless
+    /// the request could not be sent.
     fn failed(&self, error: ClientError) -> WireError {
-        match error {
-            ClientError::Refused(error) => {
-                self.metrics.gathered(GatherOutcome::Refused);
-                error
-            }
-            other => {
-                self.metrics.gathered(GatherOutcome::Unanswered);
-                let words = other.to_string();
-                if let ClientError::NoDaemon { .. }
-                | ClientError::TimedOut { .. }
-                | ClientError::Connection(_) = other
-                {
-                    self.missing.note_outage(&words, unix_time_us());
-                }
-                let text = format!("no shard answered the gateway: {words}; ask again, or start the shards");
-                WireError::new(ErrorCode::Unavailable, text)
-            }
+        self.metrics.gathered(GatherOutcome::Unanswered);
+        let words = error.to_string();
+        if let ClientError::NoDaemon { .. } | ClientError::TimedOut { .. } | ClientError::Connection(_) =
+            error
+        {
+            self.missing.note_outage(&words, unix_time_us());
         }
+        let text = format!("no shard answered the gateway: {words}; ask again, or start the shards");
+        WireError::new(ErrorCode::Unavailable, text)
     }
 }

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::member::MEMBER_MESSAGES_MIN;
 use crate::shared::{Shared, Stage};
 use kvatlas_config::NatsConfig;
 use kvatlas_process::admin::{Latch, Readiness};
@@ -66,7 +67,11 @@ impl Connector {
             readiness: Arc::clone(&shared.readiness),
             subscriptions,
             role: format!("queries-{number}"),
-            messages_max: shared.config.events.subscription_capacity,
+            messages_max: shared
+                .config
+                .events
+                .subscription_capacity
+                .max(MEMBER_MESSAGES_MIN),
             bytes_max: shared.config.events.subscription_bytes,
         }
     }

@@ -15,8 +15,7 @@ use std::time::Instant;
 
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
-use crate::http::is_same;
-use kvatlas_config::Secret;
+use crate::http::TokenFile;
 use kvatlas_telemetry::RedisMetrics;
 use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
@@ -61,7 +60,7 @@ pub(super) struct RedisSession {
 
 /// State and settings that commands use, shared by all connections.
 pub(super) struct Commands {
-    pub(super) token: Option<Secret>,
+    pub(super) token: Option<TokenFile>,
     pub(super) guesses: Guesses,
     pub(super) metrics: RedisMetrics,
 }
@@ -244,7 +243,7 @@ impl Doing<'_> {
     /// Checks a client's password. The user's name is ignored.
     fn show(&self, session: &mut RedisSession, password: &[u8]) -> Done {
         let token = self.commands.token.as_ref();
-        match token.is_none_or(|token| is_same(password, token.expose().as_bytes())) {
+        match token.is_none_or(|token| token.is(password)) {
             true => {
                 session.is_known = true;
                 Ok(RedisCommand::Connection)

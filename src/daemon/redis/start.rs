@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::http::read_token;
 use crate::shared::{Shared, Stage};
 use crate::start_error::{StartError, bind};
 use kvatlas_process::listener::{Acceptor, ConnectionLimits};
@@ -22,7 +21,9 @@ pub(crate) async fn start_redis(shared: &Shared, stage: &Stage) -> Result<Option
     let Some(address) = config.listen else {
         return Ok(None);
     };
-    let token = read_token("redis.token_file", config.token_file.as_deref())?;
+    let token = shared
+        .tokens
+        .read("redis.token_file", config.token_file.as_deref())?;
     let (listener, local_addr) = bind(address, "(redis.listen)").await?;
     let door = Arc::new(RedisDoor {
         commands: Commands {

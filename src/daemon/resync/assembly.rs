@@ -7,10 +7,17 @@ use kvatlas_core::wire::{
 };
 use kvatlas_telemetry::labels::ResyncFailure;
 
+use super::decoded::decoded_bytes;
+
+/// Maximum memory of a decoded answer, as a multiple of [`AnswerLimits::bytes_max`]. The factor leaves room for honest
+/// publishers: single blocks and heartbeats take up to five times their length.
+const DECODED_TIMES_MAX: usize = 6;
+
 /// Bounds on one answer of a publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AnswerLimits {
-    /// Maximum size of the payloads of all chunks together, in bytes.
+    /// Maximum size of the payloads of all chunks together, in bytes. Once decoded, they take at most
+    /// [`DECODED_TIMES_MAX`] times as much.
     pub(super) bytes_max: usize,
     /// Maximum number of chunks in one answer.
     pub(super) chunks_max: u32,
@@ -60,6 +67,8 @@ pub(super) struct Assembly {
 #[derive(Debug)]
 struct PartialAnswer {
     answer: ResyncAnswer,
+    /// Memory that the answer's batches take, in bytes.
+    decoded_bytes: usize,
     next_chunk: u32,
     /// Whether the full state must have the blocks' content (their tokens). True if the daemon computes the hashes: the
     /// namespace recomputes hashes, and the publisher has computed none.
@@ -149,6 +158,7 @@ impl Assembly {
                         time_us: chunk.time_us,
                         batches: Vec::new(),
                     },
+                    decoded_bytes: 0,
                     next_chunk,
                     needs_content: is_recomputed && !is_computed,
                 })
@@ -156,8 +166,13 @@ impl Assembly {
         };
         begun.next_chunk += 1;
         let answer = &mut begun.answer;
-        let batches = chunk.decode_batches(&self.wire);
-        for batch in batches.map_err(|_| ResyncFailure::Undecodable)? {
+        let decoded_max = self.limits.bytes_max.saturating_mul(DECODED_TIMES_MAX);
+        for payload in &chunk.batches {
+            let batch = EventBatch::decode(payload, &self.wire).map_err(|_| ResyncFailure::Undecodable)?;
+            begun.decoded_bytes = begun.decoded_bytes.saturating_add(decoded_bytes(&batch));
+            if begun.decoded_bytes > decoded_max {
+                return Err(ResyncFailure::TooLarge);
+            }
             if !self.settings.takes(batch.block_size) {
                 return Err(ResyncFailure::OtherSettings);
             }
@@ -449,6 +464,71 @@ mod tests {
             assembly.take(&vec![0; LIMITS.bytes_max + 1]),
             Err(ResyncFailure::TooLarge)
         );
+    }
+
+    /// A batch whose only event has `hashes` hashes as an array of integers of one byte.
+    fn of_short_integers(hashes: u16) -> Vec<u8> {
+        let mut payload = vec![0x84, 0xa5];
+        payload.extend(
+            b"epoch\x05\xa3seq\x01\xa4rank\x02\xa6events\x91\x82\xa4type\xa6stored\xafsequence_hashes\xdc",
+        );
+        payload.extend(hashes.to_be_bytes());
+        payload.extend(vec![1; usize::from(hashes)]);
+        payload
+    }
+
+    #[test]
+    fn an_answer_that_takes_far_more_memory_than_its_length_is_too_large() {
+        let answer = |hashes| {
+            let chunk = ResyncChunk {
+                batches: vec![of_short_integers(hashes)],
+                ..chunk(ResyncAnswerKind::Full, 0, true, &[])
+            };
+            assembly(true).take(&chunk.encode())
+        };
+        assert!(matches!(answer(1000), Ok(AnswerProgress::Whole(_))));
+        assert_eq!(answer(60_000), Err(ResyncFailure::TooLarge));
+    }
+
+    #[test]
+    fn honest_answers_of_the_largest_length_have_room() {
+        let fill = |kind, one: &dyn Fn(u64) -> EventBatch| {
+            let request = ResyncRequest {
+                rank: 2,
+                cursor: at(1_700_000_000_000_000, 0),
+                full: kind == ResyncAnswerKind::Full,
+            };
+            let evidence = Evidence {
+                seen: request.cursor,
+                epoch_max: u64::MAX,
+            };
+            let (settings, wire) = (NamespaceSettings::default(), WireLimits::default());
+            let mut assembly = Assembly::new(request, evidence, settings, LIMITS, wire);
+            let length = one(60_000).encode().len() + 3;
+            let count = ((LIMITS.bytes_max - 200) / length) as u64;
+            let batches: Vec<EventBatch> = (1..=count).map(one).collect();
+            let chunk = ResyncChunk {
+                cursor: at(request.cursor.epoch, count),
+                ..chunk(kind, 0, true, &batches)
+            };
+            let payload = chunk.encode();
+            assert!(payload.len() > LIMITS.bytes_max * 17 / 20);
+            assert!(matches!(assembly.take(&payload), Ok(AnswerProgress::Whole(_))));
+        };
+        let batch = |seq, events| EventBatch {
+            epoch: 1_700_000_000_000_000,
+            time_us: Some(1_700_000_000_000_000),
+            ..batch(seq, events)
+        };
+        let one_block = |hash: u64| {
+            let hashes = vec![SequenceHash(u64::MAX - hash)];
+            Event::Stored(StoredBlocks::by_sequence(None, None, hashes))
+        };
+        fill(ResyncAnswerKind::Full, &|seq| {
+            batch(seq, (0..100).map(one_block).collect())
+        });
+        fill(ResyncAnswerKind::Missing, &|seq| batch(seq, vec![one_block(seq)]));
+        fill(ResyncAnswerKind::Missing, &|seq| batch(seq, Vec::new()));
     }
 
     #[test]

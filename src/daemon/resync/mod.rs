@@ -15,6 +15,7 @@
 mod answers;
 mod assembly;
 mod attempt;
+mod decoded;
 mod pace;
 mod queue;
 mod resyncer;

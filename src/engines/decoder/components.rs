@@ -24,6 +24,8 @@ const ALL: [Component; 4] = [
     Component::State,
     Component::Other,
 ];
+/// Maximum number of events that one event makes: one for each component, and a removal of copies of main attention.
+const MADE_MAX: usize = ALL.len() + 1;
 
 /// The components that an event names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,10 +110,25 @@ pub(super) fn read_all(
 
 /// Appends `event` to the batch, once for each component that it names. If a stored event lists components, the list
 /// is complete. So removals are appended for the known components that the list leaves out.
-pub(super) fn push(components: Option<Components>, event: EngineEvent, batch: &mut EngineBatch) {
+///
+/// # Errors
+///
+/// [`DecodeError::TooLong`] if the batch would have more than [`DecodeLimits::made_events_max`] events.
+pub(super) fn push(
+    components: Option<Components>,
+    event: EngineEvent,
+    batch: &mut EngineBatch,
+    limits: &DecodeLimits,
+) -> Result<(), DecodeError> {
     let Some(Components::All(bits)) = components else {
-        return batch.push(event);
+        batch.push(event);
+        return Ok(());
     };
+    let (count, max) = (batch.events().len() + MADE_MAX, limits.made_events_max());
+    if count > max {
+        let field = "events";
+        return Err(DecodeError::TooLong { field, count, max });
+    }
     for component in ALL {
         let (group, is_named) = (component.group(), bits & bit(component) != 0);
         match event.change {
@@ -142,4 +159,5 @@ pub(super) fn push(components: Option<Components>, event: EngineEvent, batch: &m
             _ => {}
         }
     }
+    Ok(())
 }

@@ -218,13 +218,13 @@ impl<'a> Fields<'a> {
             EventField::Medium => self.medium = field::optional_text("medium", reader, text)?,
             EventField::Locality => self.locality = field::optional_text("locality", reader, text)?,
             EventField::Ownership => self.ownership = field::optional_text("ownership", reader, text)?,
-            EventField::Backend => self.backend = Some(reader.value()?).filter(is_owner),
-            EventField::GroupIndex => self.group_index = field::optional_32("group_idx", reader)?,
+            EventField::Backend => self.backend = Some(reader.value()?).filter(|owner| *owner != Value::Nil),
+            EventField::GroupIndex => self.group_index = reader.optional_unsigned_32("group_idx")?,
             EventField::GroupKind => {
                 self.group_kind = field::optional_text("kv_cache_spec_kind", reader, text)?
             }
             EventField::GroupWindow => {
-                self.group_window = field::optional_32("kv_cache_spec_sliding_window", reader)?;
+                self.group_window = reader.optional_unsigned_32("kv_cache_spec_sliding_window")?;
             }
             EventField::ExtraKeys => self.extra_keys = Some(reader.defer()?),
             EventField::Objects => self.objects = Some(reader.defer()?),
@@ -353,7 +353,7 @@ impl<'a> Fields<'a> {
             id: None,
             change,
         };
-        components::push(components, event, batch);
+        components::push(components, event, batch, limits)?;
         Ok(Verdict::Taken)
     }
 
@@ -529,10 +529,6 @@ impl<'a> Fields<'a> {
             _ => Ok(Ok(plain)),
         }
     }
-}
-
-fn is_owner(value: &Value<'_>) -> bool {
-    !matches!(value, Value::Nil)
 }
 
 /// Appends the owner of an event's blocks as text.

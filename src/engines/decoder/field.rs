@@ -64,34 +64,9 @@ pub(super) fn names(
     Ok(())
 }
 
-/// Reads an unsigned 32-bit integer; `None` for nil.
-pub(super) fn optional_32(field: &'static str, reader: &mut Reader<'_>) -> Result<Option<u32>, DecodeError> {
-    let value = reader.optional_unsigned(field)?;
-    value
-        .map(|value| {
-            u32::try_from(value).map_err(|_| DecodeError::OutOfRange {
-                field,
-                value,
-                max: u64::from(u32::MAX),
-            })
-        })
-        .transpose()
-}
-
 /// Reads a data-parallel rank; `None` for nil.
 pub(super) fn rank(reader: &mut Reader<'_>) -> Result<Option<Rank>, DecodeError> {
-    optional_32("rank", reader)
-}
-
-/// Reads a time, in seconds since the Unix epoch; `None` for nil.
-pub(super) fn time(reader: &mut Reader<'_>) -> Result<Option<f64>, DecodeError> {
-    match reader.value()? {
-        Value::Nil => Ok(None),
-        Value::Float(seconds) => Ok(Some(seconds)),
-        #[expect(clippy::cast_precision_loss, reason = "whole seconds are far below 2^53")]
-        Value::Unsigned(seconds) => Ok(Some(seconds as f64)),
-        other => Err(DecodeError::wrong_type("ts", "a number", other)),
-    }
+    reader.optional_unsigned_32("rank")
 }
 
 /// Reads a text of at most `bytes_max` bytes; `None` for nil and for the empty text, which mean the same to engines.

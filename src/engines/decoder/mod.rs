@@ -30,7 +30,7 @@ pub(crate) use media::{is_never_removed, tier_of_medium};
 
 use kvatlas_core::wire::{DecodeError, ModelKey, Reader, Tier, Value};
 
-use crate::batch::EngineBatch;
+use crate::batch::{EngineBatch, KEPT_BYTES_MAX};
 use crate::format::Format;
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
@@ -101,7 +101,7 @@ impl Decoder {
     ///
     /// [`BatchError`] when the payload is no batch at all. The batch is empty then.
     pub fn decode(&mut self, payload: &[u8], batch: &mut EngineBatch) -> Result<(), BatchError> {
-        batch.clear();
+        batch.begin(|| payload.len());
         let decoded = self.decode_payload(payload, batch);
         if decoded.is_err() {
             batch.clear();
@@ -123,8 +123,7 @@ impl Decoder {
             self.decode_messagepack(&mut reader, batch, &limits)?;
             Ok(reader.finish()?)
         });
-        transcoded.clear();
-        self.transcoded = transcoded;
+        self.transcoded = kept(transcoded);
         decoded
     }
 
@@ -140,13 +139,23 @@ impl Decoder {
             }
             Format::Dynamo => {
                 let mut enveloped = std::mem::take(&mut self.enveloped);
-                let decoded = dynamo::decode(reader, batch, &mut self.scratch, &mut enveloped, limits);
-                self.enveloped = enveloped;
+                let mut scratch = std::mem::take(&mut self.scratch);
+                let decoded = dynamo::decode(reader, batch, &mut scratch, &mut enveloped, limits);
+                (self.scratch, self.enveloped) = (kept(scratch), kept(enveloped));
                 decoded
             }
             Format::TensorRt => tensorrt::decode(reader, batch, limits),
         }
     }
+}
+
+/// Returns the buffer, empty, for the next payload. If it is large, its memory is given back first.
+fn kept<T>(mut buffer: Vec<T>) -> Vec<T> {
+    buffer.clear();
+    if buffer.capacity().saturating_mul(size_of::<T>()) > KEPT_BYTES_MAX {
+        return Vec::new();
+    }
+    buffer
 }
 
 /// The outcome for one event that could be read.

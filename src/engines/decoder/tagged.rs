@@ -63,7 +63,7 @@ pub(super) fn decode_batch(
 ) -> Result<(), BatchError> {
     match reader.value()? {
         Value::Array(fields @ 2..) => {
-            batch.time = field::time(reader)?;
+            reader.skip()?;
             decode_events(reader, batch, format, limits, pool)?;
             if fields > 2 {
                 batch.rank = field::rank(reader)?;
@@ -73,15 +73,22 @@ pub(super) fn decode_batch(
             }
         }
         Value::Map(entries) => {
+            let mut has_events = false;
             for _ in 0..entries {
                 match reader.value()? {
-                    Value::Text(b"ts") => batch.time = field::time(reader)?,
-                    Value::Text(b"events") => decode_events(reader, batch, format, limits, pool)?,
+                    Value::Text(b"events") => {
+                        decode_events(reader, batch, format, limits, pool)?;
+                        has_events = true;
+                    }
                     Value::Text(b"data_parallel_rank" | b"dp_rank" | b"attn_dp_rank") => {
                         batch.rank = field::rank(reader)?.or(batch.rank);
                     }
                     _ => reader.skip()?,
                 }
+            }
+            // A map without events comes from an engine of another format.
+            if !has_events {
+                return Err(DecodeError::Missing { field: "events" }.into());
             }
         }
         other => {

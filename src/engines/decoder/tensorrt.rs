@@ -74,8 +74,8 @@ fn decode_event<'a>(
         match key {
             b"event_id" => head.id = reader.optional_unsigned("event_id")?,
             b"attention_dp_rank" => head.rank = field::rank(reader)?,
-            b"window_size" => head.window = field::optional_32("window_size", reader)?,
-            b"layer_group_id" => head.layer_group = field::optional_32("layer_group_id", reader)?,
+            b"window_size" => head.window = reader.optional_unsigned_32("window_size")?,
+            b"layer_group_id" => head.layer_group = reader.optional_unsigned_32("layer_group_id")?,
             b"data" => data = Some(reader.defer()?),
             _ => reader.skip()?,
         }

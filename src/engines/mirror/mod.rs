@@ -15,6 +15,8 @@
 //!    names.
 //! 4. Memory is bounded by [`MirrorSettings::bytes_max`]. Blocks for which the memory has no room are left out and
 //!    counted. A router then knows fewer blocks, but no wrong ones. Test: `mirror::a_full_mirror_takes_no_more`.
+//!    The same holds for blocks with more than 4,096 combinations of salt and adapter at a time. Test:
+//!    `mirror::blocks_with_too_many_salts_are_counted_for_themselves`.
 //! 5. Once events may have been lost, earlier blocks no longer count as held. Only blocks that are stored afterwards
 //!    count. If [`MirrorSettings::proves_ancestors`] is set, a stored block proves that the blocks before it are
 //!    held, too. Test: `mirror::after_a_doubt_only_what_is_stored_again_is_held`.
@@ -32,7 +34,7 @@ use crate::batch::{Content, EngineBatch, EngineChange, EngineStored};
 use crate::translator::{Translation, Translator, content_hashes};
 
 use list::ListWriter;
-use nodes::{BlockState, Nodes, Slot};
+use nodes::{BlockState, NoPlace, Nodes, Slot};
 
 pub use list::EventList;
 pub use saved::SavedMirror;
@@ -56,6 +58,8 @@ pub struct MirrorSettings {
 pub struct MirrorOmissions {
     /// Blocks for which the memory had no room.
     pub full: u64,
+    /// Blocks whose salt or adapter was one too many: the mirror tells 4,096 combinations apart at a time.
+    pub salts: u64,
     /// Blocks that have a salt, an adapter or an image.
     pub special: u64,
     /// Blocks whose own tokens are unknown, or for which the tokens of an earlier block of the sequence are unknown.
@@ -178,8 +182,10 @@ impl Mirror {
         for (place, ((hash, tokens), name)) in hashes.iter().zip(tokens).zip(names).take(count).enumerate() {
             let before = at.and_then(|slot| self.nodes.sequence(slot));
             let sequence = next_sequence_hash(before, *hash);
-            let Some(slot) = self.nodes.find_or_insert(sequence, at, seed, lora, tokens) else {
-                return self.omissions.full += (count - place) as u64;
+            let slot = match self.nodes.find_or_insert(sequence, at, seed, lora, tokens) {
+                Ok(slot) => slot,
+                Err(NoPlace::Full) => return self.omissions.full += (count - place) as u64,
+                Err(NoPlace::Salts) => return self.omissions.salts += (count - place) as u64,
             };
             self.names.insert(*name, sequence);
             let (name, is_first) = (*name, place == 0);

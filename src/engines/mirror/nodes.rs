@@ -12,7 +12,7 @@ use super::list::MirrorBlock;
 
 /// Index that stands for no block.
 const NONE: u32 = u32::MAX;
-/// Maximum number of combinations of salt and adapter that are told apart.
+/// Maximum number of combinations of salt and adapter that are told apart at a time.
 const CACHES_MAX: usize = 4096;
 /// Memory that a block takes in the hash table of slots, in bytes. A bucket takes five bytes, and at least seven of sixteen
 /// buckets are in use once the table has grown.
@@ -82,6 +82,17 @@ struct MirrorNode {
 struct Cache {
     seed: HashSeed,
     lora_name: Option<Box<str>>,
+    /// Number of blocks with this combination. At 0 another combination may take the place.
+    blocks: u32,
+}
+
+/// The reason why a new block has no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoPlace {
+    /// The memory for blocks is full.
+    Full,
+    /// The blocks already have [`CACHES_MAX`] other combinations of salt and adapter.
+    Salts,
 }
 
 /// The blocks of a mirror.
@@ -210,7 +221,11 @@ impl Nodes {
         })
     }
 
-    /// Finds the block of this hash, or inserts it. `None` if the block is new and has no room.
+    /// Finds the block of this hash, or inserts it.
+    ///
+    /// # Errors
+    ///
+    /// [`NoPlace`] if the block is new and has no place.
     pub(super) fn find_or_insert(
         &mut self,
         sequence: SequenceHash,
@@ -218,18 +233,18 @@ impl Nodes {
         seed: HashSeed,
         lora_name: Option<&str>,
         tokens: &[Token],
-    ) -> Option<Slot> {
+    ) -> Result<Slot, NoPlace> {
         if let Some(slot) = self.find(sequence) {
-            return Some(slot);
+            return Ok(slot);
+        }
+        if self.slots.len() >= self.nodes_max || tokens.len() != self.size {
+            return Err(NoPlace::Full);
         }
         let parent_node = parent.and_then(|parent| self.get(parent));
         let cache = match parent_node {
             Some(parent) => parent.cache,
-            None => self.cache_of(seed, lora_name)?,
+            None => self.cache_of(seed, lora_name).ok_or(NoPlace::Salts)?,
         };
-        if self.slots.len() >= self.nodes_max || tokens.len() != self.size {
-            return None;
-        }
         let node = MirrorNode {
             sequence,
             parent: parent.map_or(NONE, |parent| parent.0),
@@ -240,12 +255,15 @@ impl Nodes {
             is_known: false,
             is_free: false,
         };
-        let slot = self.place(node, tokens)?;
+        let slot = self.place(node, tokens).ok_or(NoPlace::Full)?;
         self.list(slot, sequence);
+        if let Some(cache) = self.caches.get_mut(usize::from(cache)) {
+            cache.blocks += 1;
+        }
         if let Some(parent) = parent.and_then(|parent| self.get_mut(parent)) {
             parent.children += 1;
         }
-        Some(slot)
+        Ok(slot)
     }
 
     /// Adds the block with the hash `sequence` to the hash table, which finds slots by hash. The block must not be in
@@ -269,17 +287,28 @@ impl Nodes {
         }
     }
 
+    /// Returns the index of this combination of salt and adapter in [`Self::caches`]. A new combination takes the place
+    /// of one that no block has any more, or a place at the end. `None` if there is no place.
     fn cache_of(&mut self, seed: HashSeed, lora_name: Option<&str>) -> Option<u16> {
         let known = self.caches.iter().position(|cache| cache.seed == seed);
-        let place = match known {
+        if let Some(place) = known {
+            return u16::try_from(place).ok();
+        }
+        let cache = Cache {
+            seed,
+            lora_name: lora_name.filter(|name| !name.is_empty()).map(Box::from),
+            blocks: 0,
+        };
+        let unused = self.caches.iter().position(|cache| cache.blocks == 0);
+        let place = match unused {
             Some(place) => place,
             None if self.caches.len() >= CACHES_MAX => return None,
-            None => {
-                let lora_name = lora_name.filter(|name| !name.is_empty()).map(Box::from);
-                self.caches.push(Cache { seed, lora_name });
-                self.caches.len() - 1
-            }
+            None => self.caches.len(),
         };
+        match self.caches.get_mut(place) {
+            Some(unused) => *unused = cache,
+            None => self.caches.push(cache),
+        }
         u16::try_from(place).ok()
     }
 
@@ -384,6 +413,9 @@ impl Nodes {
             at = self.parent(slot);
             self.unlist(slot, node.sequence);
             self.free.push(slot.0);
+            if let Some(cache) = self.caches.get_mut(usize::from(node.cache)) {
+                cache.blocks = cache.blocks.saturating_sub(1);
+            }
             if let Some(freed) = self.get_mut(slot) {
                 freed.is_free = true;
             }

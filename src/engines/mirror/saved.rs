@@ -117,7 +117,7 @@ fn restore_nodes(nodes: &mut Nodes, saved: &SavedMirror) -> Result<(), SavedErro
         if !saved.has_special && !is_plain(sequence, before, *seed, tokens) {
             return Err(SavedError::Contradiction("a block has other tokens"));
         }
-        let Some(slot) = nodes.find_or_insert(sequence, parent, *seed, lora.as_deref(), tokens) else {
+        let Ok(slot) = nodes.find_or_insert(sequence, parent, *seed, lora.as_deref(), tokens) else {
             // This mirror has less room than the saved one had. Without this block, the blocks after it would have no
             // parent.
             break;

@@ -297,3 +297,16 @@ fn a_seed_for_another_cache_gives_other_hashes() {
         HashSeed::for_cache(None, Some("tenant-a"))
     );
 }
+
+#[test]
+fn router_events_of_dynamo_are_no_batches_of_vllm() {
+    for fixture in fixtures() {
+        if fixture.format != Format::Dynamo {
+            continue;
+        }
+        let mut decoder = Decoder::new(Format::Vllm, DecodeLimits::default());
+        let mut batch = EngineBatch::default();
+        let decoded = decoder.decode(&fixture.payload, &mut batch);
+        assert!(decoded.is_err() || !batch.doubts().is_empty(), "{}", fixture.file);
+    }
+}

@@ -146,6 +146,34 @@ fn a_long_payload_may_have_as_many_events_as_its_bytes_hold() {
 }
 
 #[test]
+fn a_map_without_events_is_no_batch() {
+    let block = json!({"block_hash": 1, "tokens_hash": 2});
+    let data = json!({"stored": {"parent_hash": null, "blocks": [block]}});
+    let of_dynamo = json!({"worker_id": 1, "event": {"event_id": 0, "data": data, "dp_rank": 0}});
+    let enveloped = json!({"publisher_id": 1, "sequence": 0, "topic": "kv-events", "payload": []});
+    let others = json!({"ts": 1.0, "kv_events": [{"type": "AllBlocksCleared"}]});
+    for payload in [json!({}), json!({"ts": 1.0}), of_dynamo, enveloped, others] {
+        for format in [Format::Vllm, Format::Sglang, Format::Mooncake, Format::TokenSpeed] {
+            let mut decoder = Decoder::new(format, DecodeLimits::default());
+            let decoded = decoder.decode(payload.to_string().as_bytes(), &mut EngineBatch::default());
+            assert!(decoded.is_err(), "{format:?}: {payload}");
+        }
+    }
+    assert!(decode(Format::Vllm, br#"{"events": []}"#).events().is_empty());
+}
+
+#[test]
+fn the_time_of_a_batch_may_be_of_any_type() {
+    for time in [json!("2026-01-01"), json!(-1), Value::Null, json!(true)] {
+        let cleared = json!([{"type": "AllBlocksCleared"}]);
+        for payload in [json!([time, cleared]), json!({"ts": time, "events": cleared})] {
+            let batch = decode(Format::Vllm, payload.to_string().as_bytes());
+            assert_eq!((batch.events().len(), batch.doubts().len()), (1, 0), "{payload}");
+        }
+    }
+}
+
+#[test]
 fn old_forms_have_no_room_for_salts_and_adapters() {
     let of = |format, slots| {
         let event = stored_array(slots, &json!(1), &Value::Null, &tokens(0, 4), &Value::Null);

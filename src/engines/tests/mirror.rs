@@ -538,3 +538,38 @@ fn much_is_told_in_several_lists() {
     assert_eq!(sides.mirror.all().len(), 2, "a batch has 4,000 events at most");
     assert_eq!(sides.joined().len(), 10_000);
 }
+
+/// The block of a prompt with a salt of its own, with its name and salt made from `user`.
+fn of_user(user: u32) -> Change {
+    let mut store = Store::new(&[u64::from(user)], None, &[1, 2], SIZE);
+    store.salt_key = Some(format!("user-{user}"));
+    Change::Store(store)
+}
+
+#[test]
+fn salts_whose_blocks_are_gone_give_their_places_back() {
+    let mut sides = Sides::new(1 << 20, true);
+    sides.apply(&[of_user(0)]);
+    for user in 1..5000 {
+        sides.apply(&[of_user(user)]);
+        assert_eq!(sides.mirror.take_changes().unwrap().len(), 1, "{user}");
+        sides.apply(&[removed(u64::from(user))]);
+        sides.mirror.take_changes();
+    }
+    assert_eq!(sides.mirror.take_omissions(), MirrorOmissions::default());
+    assert_eq!(sides.joined().len(), 1, "the first is still there");
+}
+
+#[test]
+fn blocks_with_too_many_salts_are_counted_for_themselves() {
+    let mut sides = Sides::new(1 << 20, true);
+    for user in 0..4100 {
+        sides.apply(&[of_user(user)]);
+        sides.mirror.take_changes();
+    }
+    let omissions = MirrorOmissions {
+        salts: 4,
+        ..MirrorOmissions::default()
+    };
+    assert_eq!(sides.mirror.take_omissions(), omissions);
+}

@@ -66,7 +66,12 @@ pub struct Readiness {
     /// For each latch (precondition of serving): the last trouble with the connection that the latch waits for. `None`
     /// while that connection is up.
     troubles: Mutex<LatchTroubles>,
+    /// Function that returns the NATS server's refusals, and the latch that they concern; `None` if there is none.
+    refusals: Mutex<Option<(Latch, RefusalSource)>>,
 }
+
+/// Function that returns the refusals of a NATS server that last, in its words.
+type RefusalSource = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
 impl Readiness {
     /// Makes the state in which no latch (precondition of serving) is set and the daemon is not draining.
@@ -75,6 +80,7 @@ impl Readiness {
             bits: AtomicU8::new(0),
             connections: Mutex::new(Vec::new()),
             troubles: Mutex::new([const { None }; Latch::ALL.len()]),
+            refusals: Mutex::new(None),
         }
     }
 
@@ -92,6 +98,12 @@ impl Readiness {
     /// moment. Once a connection has been added, the latch is set exactly while at least one added connection is up.
     pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
         self.connections.lock().push(Box::new(stands));
+    }
+
+    /// Lets reports show `latch` as unset while a NATS server refuses what the latch waits for. The function `refusals`
+    /// returns the refusals that last, in the server's words. The reports show them as reasons.
+    pub fn follow_refusals(&self, latch: Latch, refusals: impl Fn() -> Vec<String> + Send + Sync + 'static) {
+        *self.refusals.lock() = Some((latch, Box::new(refusals)));
     }
 
     /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection is
@@ -137,10 +149,18 @@ impl Readiness {
 
     /// Returns the state of all latches (preconditions of serving) at one time.
     pub fn report(&self) -> ReadinessReport {
+        let refused = self.refusals.lock();
+        let (bits, refusals) = match &*refused {
+            Some((latch, refusals)) => match refusals() {
+                refusals if refusals.is_empty() => (self.bits(), refusals),
+                refusals => (self.bits() & !latch.bit(), refusals),
+            },
+            None => (self.bits(), Vec::new()),
+        };
         ReadinessReport {
-            bits: self.bits(),
+            bits,
             troubles: self.troubles.lock().clone(),
-            refusals: Vec::new(),
+            refusals,
         }
     }
 }
@@ -155,19 +175,9 @@ pub struct ReadinessReport {
 }
 
 impl ReadinessReport {
-    /// Returns the report with the NATS server's `refusals`, which concern the precondition of `latch`. If there are
-    /// refusals, the report shows the latch as unset and the refusals as reasons.
-    #[must_use]
-    pub fn refused(self, latch: Latch, refusals: Vec<String>) -> Self {
-        let bits = match refusals.is_empty() {
-            true => self.bits,
-            false => self.bits & !latch.bit(),
-        };
-        Self {
-            bits,
-            refusals,
-            ..self
-        }
+    /// Whether a NATS server refuses something that a latch waits for.
+    pub fn has_refusals(&self) -> bool {
+        !self.refusals.is_empty()
     }
 
     /// Whether the daemon can serve: every latch (precondition of serving) is set, and the daemon is not draining.
@@ -360,6 +370,29 @@ mod tests {
         assert!(readiness.report().is_ready());
         readiness.clear(Latch::Settled);
         assert!(!readiness.may_answer());
+    }
+
+    #[test]
+    fn what_the_server_refuses_unsets_its_latch_while_it_lasts() {
+        use std::sync::Arc;
+
+        let readiness = Readiness::new();
+        Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
+        let refused = Arc::new(Mutex::new(vec!["no".to_owned()]));
+        let told = Arc::clone(&refused);
+        readiness.follow_refusals(Latch::EnginesFollowed, move || told.lock().clone());
+        let report = readiness.report();
+        assert!(!report.is_ready() && report.has_refusals());
+        assert_eq!(report.awaited(), Some(Latch::EnginesFollowed));
+        let reasons = report.reasons();
+        assert_eq!(
+            reasons.last().map(String::as_str),
+            Some("NATS: no"),
+            "{reasons:?}"
+        );
+        refused.lock().clear();
+        let report = readiness.report();
+        assert!(report.is_ready() && !report.has_refusals());
     }
 
     proptest! {

@@ -49,6 +49,9 @@ const JETSTREAM_LIMITS: &str = "jetstream { max_file_store: 1TB }\n";
 /// Name of the configuration file in the server's directory.
 const CONFIG_FILE: &str = "nats-server.conf";
 
+/// Name of the log in the server's directory.
+const LOG_FILE: &str = "log";
+
 /// Shell script of the watchdog. The script's input ends when this process ends, and then the script kills the child and
 /// removes its directory.
 const WATCHDOG: &str = "read -r line; kill -KILL \"$1\"; rm -rf \"$2\"";
@@ -129,6 +132,8 @@ pub struct BrokerOptions {
 /// A running `nats-server`. Dropping the value kills the server.
 #[derive(Debug)]
 pub struct EmbeddedBroker {
+    binary: PathBuf,
+    options: BrokerOptions,
     child: Child,
     watchdog: Option<Child>,
     url: String,
@@ -161,28 +166,36 @@ impl EmbeddedBroker {
         timeout: Duration,
     ) -> Result<EmbeddedBroker, BrokerError> {
         let directory = prepare(options)?;
-        let log_path = directory.path().join("log");
-        let log = File::create(&log_path).map_err(|source| BrokerError::Prepare {
-            path: log_path.clone(),
-            source,
-        })?;
-        let child = command(binary, options, directory.path())
-            .stderr(log)
-            .spawn()
-            .map_err(|source| BrokerError::Spawn {
-                path: binary.to_owned(),
-                source,
-            })?;
-        let watchdog = watch_over(child.id(), directory.path());
+        let (child, watchdog) = spawn(binary, options, directory.path())?;
         // From here on, dropping the broker ends the child, even if this future is dropped while it waits.
         let mut broker = EmbeddedBroker {
+            binary: binary.to_owned(),
+            options: options.clone(),
             child,
             watchdog,
             url: String::new(),
             directory,
         };
-        broker.url = broker.wait_until_listening(binary, &log_path, timeout).await?;
+        broker.url = broker.wait_until_listening(timeout).await?;
         Ok(broker)
+    }
+
+    /// Starts the server again, after it has ended by itself, and waits until it listens. It has the same address as
+    /// before, and the same streams.
+    ///
+    /// # Errors
+    ///
+    /// As [`EmbeddedBroker::start_with`]. The call can be repeated after an error.
+    pub async fn start_again(&mut self) -> Result<(), BrokerError> {
+        self.end();
+        for path in ports_files(self.directory.path()) {
+            // A file that cannot be removed holds the address that the server gets again.
+            let _ = std::fs::remove_file(path);
+        }
+        self.options.port = self.url.rsplit(':').next().and_then(|port| port.parse().ok());
+        (self.child, self.watchdog) = spawn(&self.binary, &self.options, self.directory.path())?;
+        self.wait_until_listening(START_TIMEOUT).await?;
+        Ok(())
     }
 
     /// Returns the URL at which clients connect to the server.
@@ -215,7 +228,11 @@ impl EmbeddedBroker {
     /// [`BrokerError::Watch`] if the operating system does not tell the state of the child. The child is killed then.
     pub async fn stop(mut self) -> Result<(), BrokerError> {
         self.dismiss_watchdog();
-        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+        // Once the server has been waited for, another process may get its process id.
+        let runs = self.child.try_wait().map_err(BrokerError::Watch)?.is_none();
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+            && runs
+        {
             // A server that is gone already cannot be signalled, and need not be.
             let _ = kill_process(pid, Signal::TERM);
         }
@@ -226,12 +243,8 @@ impl EmbeddedBroker {
         Ok(())
     }
 
-    async fn wait_until_listening(
-        &mut self,
-        binary: &Path,
-        log_path: &Path,
-        timeout: Duration,
-    ) -> Result<String, BrokerError> {
+    async fn wait_until_listening(&mut self, timeout: Duration) -> Result<String, BrokerError> {
+        let log_path = self.directory.path().join(LOG_FILE);
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(url) = read_url(self.directory.path()) {
@@ -240,16 +253,16 @@ impl EmbeddedBroker {
             if let Some(status) = self.child.try_wait().map_err(BrokerError::Watch)? {
                 self.dismiss_watchdog();
                 return Err(BrokerError::Ended {
-                    path: binary.to_owned(),
+                    path: self.binary.clone(),
                     status,
-                    log: tail(log_path),
+                    log: tail(&log_path),
                 });
             }
             if Instant::now() >= deadline {
                 return Err(BrokerError::NotListening {
-                    path: binary.to_owned(),
+                    path: self.binary.clone(),
                     seconds: timeout.as_secs(),
-                    log: tail(log_path),
+                    log: tail(&log_path),
                 });
             }
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -265,15 +278,19 @@ impl EmbeddedBroker {
             let _ = watchdog.wait();
         }
     }
-}
 
-impl Drop for EmbeddedBroker {
-    fn drop(&mut self) {
+    fn end(&mut self) {
         self.dismiss_watchdog();
         // Both calls fail only if the child was waited for already. A killed child ends at once, so the wait does not
         // hold up the thread. After it, the port is free.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+impl Drop for EmbeddedBroker {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -372,6 +389,25 @@ fn prepare(options: &BrokerOptions) -> Result<TempDir, BrokerError> {
     Ok(directory)
 }
 
+/// Starts a server with the files in `directory`, and its watchdog.
+fn spawn(
+    binary: &Path,
+    options: &BrokerOptions,
+    directory: &Path,
+) -> Result<(Child, Option<Child>), BrokerError> {
+    let path = directory.join(LOG_FILE);
+    let log = File::create(&path).map_err(|source| BrokerError::Prepare { path, source })?;
+    let child = command(binary, options, directory)
+        .stderr(log)
+        .spawn()
+        .map_err(|source| BrokerError::Spawn {
+            path: binary.to_owned(),
+            source,
+        })?;
+    let watchdog = watch_over(child.id(), directory);
+    Ok((child, watchdog))
+}
+
 /// Returns the server's command line. Paths are arguments, because in the configuration file they would need quoting.
 fn command(binary: &Path, options: &BrokerOptions, directory: &Path) -> Command {
     // In the command line of nats-server, port 0 means the usual port, and -1 means a free port.
@@ -415,12 +451,17 @@ fn read_url(directory: &Path) -> Option<String> {
     struct Ports {
         nats: Vec<String>,
     }
-    // The server names the file after its binary, whose name may be any.
-    let entries = std::fs::read_dir(directory).ok()?.filter_map(Result::ok);
-    let mut paths = entries.map(|entry| entry.path());
-    let path = paths.find(|path| path.extension().is_some_and(|extension| extension == "ports"))?;
+    let path = ports_files(directory).next()?;
     let ports: Ports = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     ports.nats.into_iter().next()
+}
+
+/// Returns the paths of the ports files in a server's directory. The server names the file after its binary, whose name
+/// may be any, and its process id.
+fn ports_files(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten();
+    let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "ports"))
 }
 
 /// Returns the end of the server's log.

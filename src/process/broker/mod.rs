@@ -11,7 +11,7 @@ mod signed;
 pub use intake::{Intake, bytes_of};
 pub use kvatlas_client::{Refusal, Refused};
 pub use lasting::{LastingSubscription, RefusedSubscriptions, mend_requests};
-pub use nats::{Buffer, SubscribeError, connect_counted, follow_connection, is_confirmed};
+pub use nats::{Buffer, SubscribeError, check_credentials, connect_counted, follow_connection, is_confirmed};
 pub use nats::{
     ConnectError, ConnectPatience, ConnectionNotice, RoundTripError, connect, places_of, round_trip,
 };

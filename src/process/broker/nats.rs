@@ -299,7 +299,11 @@ fn connection_name(name: &str, role: &str) -> String {
 }
 
 /// Checks that a file of credentials or with a seed can be read and used.
-fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
+///
+/// # Errors
+///
+/// [`ConnectError::Credentials`] if it cannot.
+pub fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
     let (Authentication::CredentialsFile(path) | Authentication::NkeySeedFile(path)) = how else {
         return Ok(());
     };

@@ -471,4 +471,8 @@ pub trait EngineRegistry: Send + Sync {
 
     /// Returns the servers that are or were asked, and their states, in the order of their keys.
     fn servers(&self) -> Vec<ServerState>;
+
+    /// Returns the NATS server's texts of the refusals that keep daemons from hearing of engines; empty while the server
+    /// refuses nothing.
+    fn refusals(&self) -> Vec<String>;
 }

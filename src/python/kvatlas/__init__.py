@@ -66,6 +66,7 @@ from .hashing import (
 from .models import ModelKey, instance_of_worker, worker_of_instance
 from .profile import Profile
 from .publisher import Publisher, PublisherCounters
+from .queries import Query
 from .subjects import Subjects, shard_of
 from .wire import (
     DropOut,
@@ -75,7 +76,6 @@ from .wire import (
     HolderStatus,
     Outcome,
     Predicted,
-    Query,
     QueryReply,
     StatusReply,
 )

@@ -28,8 +28,9 @@ from .errors import (
     UnknownNamespaceError,
 )
 from .events import Cursor
-from .gather import Gatherer, merge_replies, merge_results, merge_statuses, refusal_of
+from .gather import NOBODY_INTERVAL, NOBODY_PARTS, Gatherer, merge_replies, merge_results, merge_statuses, refusal_of
 from .models import DEFAULT_TENANT, namespace_of
+from .queries import Query, encode_queries, encode_query
 from .subjects import PREFIX, Subjects
 from .wire import (
     OUTCOMES_MAX,
@@ -37,7 +38,6 @@ from .wire import (
     Hint,
     HolderStatus,
     Outcome,
-    Query,
     QueryReply,
     StatusReply,
     decode_batch_reply,
@@ -45,8 +45,6 @@ from .wire import (
     decode_status_reply,
     encode_hint,
     encode_outcomes,
-    encode_queries,
-    encode_query,
 )
 
 _T = TypeVar("_T")
@@ -63,10 +61,6 @@ _GATHERING_LEEWAY: Final = 1.0
 """Seconds beyond the patience in which what was gathered is still given back."""
 _STATUS_INTERVAL: Final = 0.01
 """Pause between two looks at a status."""
-_NOBODY_PARTS: Final = 20
-"""The share of the patience for which a request that nobody listens to is sent again: one part in so many."""
-_NOBODY_INTERVAL: Final = 0.02
-"""Pause before it is sent again."""
 
 
 class Connecting:
@@ -336,9 +330,9 @@ class QueryClient:
             try:
                 return await self._nats.request(subject, payload, timeout=patience - waited)
             except nats.errors.NoRespondersError:
-                if time.monotonic() - asked >= patience / _NOBODY_PARTS:
+                if time.monotonic() - asked >= patience / NOBODY_PARTS:
                     raise
-            await asyncio.sleep(_NOBODY_INTERVAL)
+            await asyncio.sleep(NOBODY_INTERVAL)
 
     @contextlib.contextmanager
     def _errors(self, subject: str, payload: bytes, patience: float) -> Iterator[None]:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import index
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgpack
@@ -70,10 +71,26 @@ def _named(values: Iterable[int] | None, what: str, blocks: int) -> array[int] |
     return packed
 
 
+def lineages(values: Iterable[LineageHash]) -> tuple[LineageHash, ...]:
+    """Lineage hashes, of which each has to be one."""
+    hashes = tuple(values)
+    if not all(isinstance(lineage, LineageHash) for lineage in hashes):
+        raise InvalidValueError("lineage_hashes must be LineageHash objects")
+    return hashes
+
+
+def whole(value: int, what: str) -> int:
+    """A whole number of any type, as an ``int``."""
+    try:
+        return index(value)
+    except TypeError:
+        raise InvalidValueError(f"{what} must be a whole number, not {value!r}") from None
+
+
 def _runs(values: Sequence[int] | None, blocks: int) -> tuple[int, ...] | None:
     if values is None:
         return None
-    runs = tuple(values)
+    runs = tuple(whole(run, "a run of resumable") for run in values)
     if any(run < (place > 0) for place, run in enumerate(runs)):
         raise InvalidValueError("resumable has a run of no blocks; only the first may be 0")
     if sum(runs) > blocks:
@@ -139,6 +156,8 @@ class Stored:
         _set(
             self,
             sequence_hashes=hashes,
+            parent=None if self.parent is None else whole(self.parent, "parent"),
+            position=None if self.position is None else whole(self.position, "position"),
             resumable=_runs(self.resumable, blocks),
             engine_hashes=_named(self.engine_hashes, "engine_hashes", blocks),
             block_hashes=_named(self.block_hashes, "block_hashes", blocks),
@@ -187,7 +206,7 @@ class StoredByLineage:
     resumable: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        hashes = tuple(self.lineage_hashes)
+        hashes = lineages(self.lineage_hashes)
         _set(
             self,
             lineage_hashes=hashes,
@@ -212,7 +231,7 @@ class Removed:
 
     def __post_init__(self) -> None:
         hashes = _hashes(self.sequence_hashes, "sequence_hashes")
-        _set(self, sequence_hashes=hashes, lineage_hashes=tuple(self.lineage_hashes))
+        _set(self, sequence_hashes=hashes, lineage_hashes=lineages(self.lineage_hashes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +248,7 @@ class Resumable:
 
     def __post_init__(self) -> None:
         hashes = _hashes(self.sequence_hashes, "sequence_hashes")
-        _set(self, sequence_hashes=hashes, lineage_hashes=tuple(self.lineage_hashes))
+        _set(self, sequence_hashes=hashes, lineage_hashes=lineages(self.lineage_hashes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from .errors import (
     UnknownNamespaceError,
     refusal,
 )
-from .wire import ERROR_CODE_HEADER, ERROR_HEADER, Gathered, Query, QueryReply, StatusReply
+from .queries import Query
+from .wire import ERROR_CODE_HEADER, ERROR_HEADER, Gathered, QueryReply, StatusReply
 
 SHARD_HEADER: Final = "Kvatlas-Shard"
 """Header of every reply of a sharded daemon: which shard it is, and of how many."""
@@ -33,6 +34,12 @@ SHARD_HEADER: Final = "Kvatlas-Shard"
 SHARDS_MAX: Final = 256
 _BUSY: Final = (429, 503)
 """Errors of a daemon that cannot answer just now, and may a moment later."""
+PREDICTED_MAX: Final = 64
+"""Predicted holders in a reply, at most."""
+NOBODY_PARTS: Final = 20
+"""The share of the patience for which a request that nobody listens to is sent again: one part in so many."""
+NOBODY_INTERVAL: Final = 0.02
+"""Pause before it is sent again."""
 REPLIES_MAX: Final = 4 * SHARDS_MAX
 """Replies that wait for one request, and that are kept, at most."""
 REPLY_BYTES_MAX: Final = 64 << 20
@@ -168,9 +175,12 @@ async def _collect(
 ) -> None:
     """Asks, and collects replies until the last one, or until the patience ends.
 
+    Where nobody listens it asks again for a moment: daemons whose server has gone are with another one soon.
+
     :raises NoDaemonError: if no shard listens.
     """
-    deadline = time.monotonic() + patience
+    asked = time.monotonic()
+    deadline = asked + patience
     inbox = connection.new_inbox()
     replies = await connection.subscribe(inbox, pending_msgs_limit=REPLIES_MAX)
     try:
@@ -181,7 +191,11 @@ async def _collect(
             except asyncio.TimeoutError:
                 break
             if (reply.headers or {}).get("Status") == "503":
-                raise NoDaemonError(subject)
+                if time.monotonic() - asked >= patience / NOBODY_PARTS:
+                    raise NoDaemonError(subject)
+                await asyncio.sleep(NOBODY_INTERVAL)
+                await connection.publish(subject, payload, reply=inbox)
+                continue
             shard = _shard_of(reply)
             if shard is not None and collection.add(shard, reply):
                 break
@@ -271,13 +285,14 @@ def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathere
         ),
     )
     listed = ordered[: query.limit]
+    predicted = sorted(merged.predicted, key=lambda found: (-found.blocks, found.worker, found.rank))
     cut = sum(not found.exact for found in ordered[len(listed) :])
     return replace(
         merged,
         holders=tuple(listed),
         doubtful_holders=merged.doubtful_holders + cut,
         gathered=gathered,
-        predicted=tuple(sorted(merged.predicted, key=lambda found: (-found.blocks, found.worker, found.rank))),
+        predicted=tuple(predicted[:PREDICTED_MAX]),
     )
 
 

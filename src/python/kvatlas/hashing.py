@@ -58,7 +58,8 @@ def unsigned_array(typecode: str, values: Iterable[int], what: str) -> array[int
     if isinstance(values, array) and values.typecode == typecode:
         return values
     try:
-        return array(typecode, values)
+        # An array would take bytes for memory that has its values.
+        return array(typecode, list(values) if isinstance(values, bytes | bytearray) else values)
     except (OverflowError, TypeError, ValueError) as error:
         bits = 8 * array(typecode).itemsize
         raise InvalidValueError(f"{what} must be unsigned integers of {bits} bits: {error}") from None
@@ -109,9 +110,25 @@ def fragment_mask(position: int) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LineageHash:
-    """Content, position and parent of a block, packed in 128 bits. Layout version 1."""
+    """Content, position and parent of a block, packed in 128 bits. Layout version 1.
+
+    :raises InvalidValueError: for what no block can have.
+    """
 
     packed: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.packed, int) or not 0 <= self.packed < 1 << 128:
+            raise InvalidValueError("a lineage hash is an unsigned integer of 128 bits")
+        if self.mode > 2:
+            raise InvalidValueError("lineage mode 3 does not exist")
+        position = self.position
+        if self.mode != _mode(position):
+            raise InvalidValueError(f"position {position} is not of lineage mode {self.mode}")
+        if position == 0 and self.parent_fragment:
+            raise InvalidValueError("position 0 has no parent")
+        if self.current_fragment & ~fragment_mask(position):
+            raise InvalidValueError(f"the current fragment is too wide for position {position}")
 
     @classmethod
     def of(cls, current: int, parent: int | None, position: int) -> LineageHash:
@@ -132,17 +149,7 @@ class LineageHash:
         """Reads the wire form, 16 bytes, most significant first. Refuses what no block can have."""
         if len(encoded) != 16:
             raise InvalidValueError(f"a lineage hash has 16 bytes, not {len(encoded)}")
-        found = cls(int.from_bytes(encoded, "big"))
-        if found.mode > 2:
-            raise InvalidValueError("lineage mode 3 does not exist")
-        position = found.position
-        if found.mode != _mode(position):
-            raise InvalidValueError(f"position {position} is not of lineage mode {found.mode}")
-        if position == 0 and found.parent_fragment:
-            raise InvalidValueError("position 0 has no parent")
-        if found.current_fragment & ~fragment_mask(position):
-            raise InvalidValueError(f"the current fragment is too wide for position {position}")
-        return found
+        return cls(int.from_bytes(encoded, "big"))
 
     def to_bytes(self) -> bytes:
         """The wire form, 16 bytes, most significant first."""
@@ -170,7 +177,7 @@ class LineageHash:
 
     @property
     def _bits(self) -> int:
-        return _FRAGMENT_BITS[min(self.mode, 2)]
+        return _FRAGMENT_BITS[self.mode]
 
     def child(self, current: int) -> LineageHash:
         """The block with sequence hash ``current`` that follows this one."""

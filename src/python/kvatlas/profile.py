@@ -55,6 +55,8 @@ class Profile:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # What is told must not change with the caller's map.
+        object.__setattr__(self, "labels", dict(self.labels))
         if self.address is not None and not _is_address(self.address):
             raise InvalidValueError(
                 f"address {self.address!r} is neither HOST:PORT nor a URL with http, https, grpc or grpcs"

@@ -140,6 +140,7 @@ class Publisher:
         self._questions: Subscription | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
         self.counters = PublisherCounters()
         refusals_of(connection).hear(self._hear)
 
@@ -162,7 +163,7 @@ class Publisher:
         :raises InvalidValueError: for a name that is none.
         :raises ConnectionFailedError: if the connection is closed, so that no questions can be received.
         """
-        if not 0 <= rank < 1 << 32:
+        if not isinstance(rank, int) or not 0 <= rank < 1 << 32:
             raise InvalidValueError(f"rank {rank} is not an unsigned integer of 32 bits")
         subjects, namespace = Subjects(prefix), namespace_of(namespace, model, tenant)
         given = options or PublisherOptions()
@@ -170,7 +171,11 @@ class Publisher:
         given = replace(given, batch_bytes_max=min(given.batch_bytes_max, room))
         publisher = cls(connection, subjects.events(namespace, worker), rank, given)
         if given.answers_resyncs:
-            await publisher._listen(subjects.resync(namespace, worker, rank))
+            try:
+                await publisher._listen(subjects.resync(namespace, worker, rank))
+            except BaseException:
+                refusals_of(connection).unhear(publisher._hear)
+                raise
         publisher._task = asyncio.create_task(publisher._run(), name=f"kvatlas publisher {worker}/{rank}")
         return publisher
 
@@ -272,7 +277,11 @@ class Publisher:
             cursor, failure = await asyncio.wait_for(self._handed_over(), patience)
         except asyncio.TimeoutError:
             raise NotSentError(f"NATS: what is queued has not left within {patience} s") from None
-        await confirm(self._nats, deadline - time.monotonic())
+        try:
+            await confirm(self._nats, deadline - time.monotonic())
+        except BaseException:
+            self._keep_failure(failure)
+            raise
         refusal, self._refusal = self._refusal, None
         if failure is None and refusal is not None:
             failure = f"{refusal.words}; give the user the right to it"
@@ -292,9 +301,17 @@ class Publisher:
             if not done.done():
                 raise StoppedError
             return done.result()
+        except asyncio.CancelledError:
+            if done.done() and not done.cancelled() and done.exception() is None:
+                self._keep_failure(done.result()[1])
+            raise
         finally:
             # What nobody waits for takes no failure away.
             done.cancel()
+
+    def _keep_failure(self, failure: str | None) -> None:
+        """Keeps for the next flush what the caller of this one does not hear of."""
+        self._failure = self._failure or failure
 
     async def say_goodbye(self, patience: float = PATIENCE) -> None:
         """Publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
@@ -312,14 +329,28 @@ class Publisher:
             await self.aclose(max(deadline - time.monotonic(), _PAUSE))
 
     async def aclose(self, patience: float = PATIENCE) -> None:
-        """Publishes what is queued, and ends in silence. What NATS has not taken after ``patience`` seconds is dropped."""
-        if not self._stopped:
-            self._stopped = True
+        """Publishes what is queued, and ends in silence. What NATS has not taken after ``patience`` seconds is dropped.
+
+        A call that is cancelled drops it at once.
+        """
+        is_first, self._stopped = not self._stopped, True
+        ending = asyncio.create_task(self._end(patience if is_first else 0))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            # The rest of the end needs nobody to wait for it.
+            self._give_up()
+            raise
+
+    async def _end(self, patience: float) -> None:
+        if patience:
             try:
                 await asyncio.wait_for(self._drain(), patience)
             except asyncio.TimeoutError:
                 pass
-        self._is_over = True
+        self._give_up()
         while self._task is not None and not self._task.done():
             # The client of NATS swallows it now and then.
             self._task.cancel()
@@ -333,6 +364,12 @@ class Publisher:
                 await error_of(questions.unsubscribe(), _UNSUBSCRIBE_PATIENCE)
         for sending in self._answers:
             sending.cancel()
+
+    def _give_up(self) -> None:
+        """Has nothing sent any more."""
+        self._is_over = True
+        if self._task is not None:
+            self._task.cancel()
 
     async def _drain(self) -> None:
         if self._task is not None and not self._task.done():
@@ -348,7 +385,7 @@ class Publisher:
         listed = [events] if isinstance(events, _EVENT_TYPES) else list(events)
         if not all(isinstance(event, _EVENT_TYPES) for event in listed):
             raise InvalidValueError("what is published must be events")
-        if not 0 <= tier < len(Tier):
+        if not isinstance(tier, int) or not 0 <= tier < len(Tier):
             raise InvalidValueError(f"there is no tier {tier}; tiers are numbered from 0 to {len(Tier) - 1}")
         size, size_max = events_bytes(listed), self._options.batch_bytes_max
         if size > size_max:
@@ -376,6 +413,8 @@ class Publisher:
             while (command := await self._next()) is not None:
                 await self._obey(command)
             await self._send_all(self._outbox.seal(_clocks()))
+        except Exception:
+            _LOG.exception("the publisher of %s has ended by an error", self._subject)
         finally:
             self._stopped = True
             self.counters.calls_dropped += self._refuse_queued()

@@ -20,7 +20,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Sequence
-from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -34,27 +33,42 @@ from .models import DEFAULT_TENANT
 from .profile import Profile
 from .publisher import PATIENCE, Events, PublisherCounters
 from .publisher import Publisher as _AsyncPublisher
+from .queries import Query
 from .subjects import PREFIX
-from .wire import Hint, HolderStatus, Outcome, Query, QueryReply, StatusReply
+from .wire import Hint, HolderStatus, Outcome, QueryReply, StatusReply
 
 _T = TypeVar("_T")
 
 
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    # A daemon thread: a program that forgets to close its connection can end all the same.
-    threading.Thread(target=loop.run_forever, name="kvatlas", daemon=True).start()
-    return loop
+class _Thread:
+    """The thread with the event loop, which begins with the first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one loop of all threads that use this module."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                # A daemon thread: a program that forgets to close its connection can end all the same.
+                threading.Thread(target=self._loop.run_forever, name="kvatlas", daemon=True).start()
+            return self._loop
+
+    def forget(self) -> None:
+        """For a child process: neither the thread nor what holds the lock lives on there."""
+        self._lock, self._loop = threading.Lock(), None
 
 
-# The thread of the loop does not live on in a child process.
+_thread = _Thread()
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_loop.cache_clear)
+    os.register_at_fork(after_in_child=_thread.forget)
 
 
 def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+    return asyncio.run_coroutine_threadsafe(coroutine, _thread.loop()).result()
 
 
 class _Owned:

@@ -1,17 +1,17 @@
-"""Queries and replies as they travel."""
+"""Replies as they travel, and what routers tell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import msgpack
 
 from .errors import InvalidValueError, RefusedError, UndecodableError, refusal
-from .events import PROTOCOL_VERSION, Cursor, blob, check_text, lineage_blob, put_tokens
-from .hashing import POSITION_MAX, U64_MAX, LineageHash, little_endian, unsigned_array
+from .events import PROTOCOL_VERSION, Cursor
+from .hashing import LineageHash
+from .queries import Query
 from .subjects import check_name
 
 ERROR_HEADER: Final = "Nats-Service-Error"
@@ -22,147 +22,12 @@ ERROR_CODE_HEADER: Final = "Nats-Service-Error-Code"
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """Which holders hold how long a prefix of a prompt? Made by one of the four ``by_…`` methods.
-
-    :param workers: answer only for these workers; all where it is absent.
-    :param limit: at most so many holders, the best first; all where it is absent.
-    :param min_blocks: leave out holders with fewer matched blocks.
-    :param explain: say where each holder dropped out.
-    :param tiers: say how many of its blocks each holder has on the device, and on device and host.
-    :param predicted: list apart who will have more of the prompt soon, by what routers have hinted.
-    """
-
-    key: dict[str, Any]
-    workers: tuple[str, ...] | None = None
-    limit: int | None = None
-    min_blocks: int = 0
-    explain: bool = False
-    tiers: bool = False
-    predicted: bool = False
-
-    @classmethod
-    def by_tokens(
-        cls, tokens: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
-    ) -> Query:
-        """By the prompt's tokens; the daemon cuts and hashes them."""
-        check_text(lora_name, "lora_name")
-        check_text(cache_salt, "cache_salt")
-        key: dict[str, Any] = {}
-        put_tokens(key, tokens, lora_name, cache_salt)
-        return cls(key)
-
-    @classmethod
-    def by_block_hashes(cls, hashes: Sequence[int], *, token_count: int | None = None) -> Query:
-        """By the block hash of each block. ``token_count`` is how many tokens the prompt has: the last one is always computed."""
-        return cls({"block_hashes": blob(hashes)} | _token_count(token_count))
-
-    @classmethod
-    def by_sequence_hashes(
-        cls, hashes: Sequence[int], *, positions: Sequence[int] | None = None, token_count: int | None = None
-    ) -> Query:
-        """By the sequence hash of each block: the cheapest form.
-
-        With ``positions``, the hashes are those of blocks chosen from one chain, and the answer has bounds.
-        ``token_count`` is how many tokens the prompt has: the last one is always computed.
-        """
-        key = {"sequence_hashes": blob(hashes)} | _positions(positions, len(hashes))
-        return cls(key | _token_count(token_count))
-
-    @classmethod
-    def by_lineage_hashes(
-        cls,
-        hashes: Sequence[LineageHash],
-        *,
-        positions: Sequence[int] | None = None,
-        token_count: int | None = None,
-    ) -> Query:
-        """By lineage hashes: one chain from position 0, or blocks chosen from one at ``positions``."""
-        key = {"lineage_hashes": lineage_blob(hashes)} | _positions(positions, len(hashes))
-        return cls(key | _token_count(token_count))
-
-    def narrowed(
-        self,
-        *,
-        workers: Iterable[str] | None = None,
-        limit: int | None = None,
-        min_blocks: int = 0,
-        explain: bool = False,
-        tiers: bool = False,
-        predicted: bool = False,
-    ) -> Query:
-        """The same query with these options."""
-        chosen = None if workers is None else tuple(check_name(worker, "worker") for worker in workers)
-        if (limit is not None and limit < 0) or min_blocks < 0:
-            raise InvalidValueError("limit and min_blocks must not be below 0")
-        return replace(
-            self,
-            workers=chosen,
-            limit=limit,
-            min_blocks=min_blocks,
-            explain=explain,
-            tiers=tiers,
-            predicted=predicted,
-        )
-
-    def entries(self) -> dict[str, Any]:
-        """The query as a map."""
-        entries = dict(self.key)
-        if self.workers is not None:
-            entries["workers"] = list(self.workers)
-        if self.limit is not None:
-            entries["limit"] = self.limit
-        if self.min_blocks:
-            entries["min_blocks"] = self.min_blocks
-        if self.explain:
-            entries["explain"] = True
-        if self.tiers:
-            entries["tiers"] = True
-        if self.predicted:
-            entries["predicted"] = True
-        return entries
-
-
-def _positions(positions: Sequence[int] | None, hashes: int) -> dict[str, bytes]:
-    if positions is None:
-        return {}
-    if len(positions) != hashes or not positions:
-        raise InvalidValueError(f"{len(positions)} positions for {hashes} hashes; give one a hash")
-    if any(after <= before for before, after in pairwise(positions)):
-        raise InvalidValueError("positions must ascend")
-    if positions[-1] > POSITION_MAX:
-        raise InvalidValueError(f"positions go up to {POSITION_MAX}")
-    return {"positions": little_endian(unsigned_array("I", positions, "positions"))}
-
-
-def _token_count(count: int | None) -> dict[str, int]:
-    if count is None:
-        return {}
-    if not 0 <= count <= U64_MAX:
-        raise InvalidValueError("token_count must be an unsigned integer of 64 bits")
-    return {"token_count": count}
-
-
-def encode_query(query: Query) -> bytes:
-    """The payload of a request with one query."""
-    payload: bytes = msgpack.packb({"v": PROTOCOL_VERSION} | query.entries())
-    return payload
-
-
-def encode_queries(queries: Iterable[Query]) -> bytes:
-    """The payload of a request with several queries."""
-    listed = [query.entries() for query in queries]
-    payload: bytes = msgpack.packb({"v": PROTOCOL_VERSION, "queries": listed})
-    return payload
-
-
-@dataclass(frozen=True, slots=True)
 class DropOut:
     """Where a holder dropped out of a query.
 
     :param position: of the first block that the holder does not have.
     :param lineage_hash: that block's.
-    :param other_holders: how many holders do have that block.
+    :param other_holders: how many others hold the query up to and including that block.
     """
 
     position: int
@@ -193,6 +58,8 @@ class HolderMatch:
         where the whole query is.
     :param address: where requests for it go; ``None`` where that is not known.
     :param labels: such as its role, zone and model.
+    :param kind: ``pool`` for storage that every worker of the namespace can load from, to which no request can be sent; ``None`` for
+        workers.
     :param fields: the whole map, for keys that this release does not know.
     """
 
@@ -212,6 +79,7 @@ class HolderMatch:
     fields: dict[str, Any]
     address: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    kind: str | None = None
 
     @property
     def device_exact(self) -> bool:
@@ -483,6 +351,7 @@ def _match(value: object) -> HolderMatch:
         fields=found.fields,
         address=found.optional("address", _text),
         labels=_labels(found),
+        kind=found.optional("kind", _text),
     )
 
 

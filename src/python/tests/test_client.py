@@ -23,6 +23,8 @@ import kvatlas.hashing
 import kvatlas.models
 import kvatlas.sync
 from kvatlas import LineageHash, Query, QueryClient, QueryReply, Removed, Stored, StoredByLineage
+from kvatlas.gather import SHARD_HEADER
+from kvatlas.wire import ERROR_CODE_HEADER
 
 
 async def test_all_forms_of_a_query_get_the_same_answer(broker: Broker, daemon: Daemon) -> None:
@@ -175,6 +177,23 @@ def test_an_answer_is_exact_where_all_of_it_is() -> None:
         assert not reply(**doubt).exact, doubt
 
 
+def test_a_query_keeps_the_options_that_are_not_given_again() -> None:
+    query = Query.by_tokens([1]).narrowed(workers=["a"], limit=2, min_blocks=3, explain=True)
+    again = query.narrowed(tiers=True, limit=4)
+    expected = ({"workers": ["a"], "limit": 4, "min_blocks": 3, "explain": True, "tiers": True}).items()
+    assert expected <= again.entries().items()
+    assert again.narrowed(workers=None, limit=None, min_blocks=0, explain=False, tiers=False) == Query.by_tokens([1])
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_are_a_number_each(kind: type) -> None:
+    text = bytes(range(64))
+    assert kvatlas.block_hashes(kind(text)) == kvatlas.block_hashes(list(text))
+    assert Query.by_tokens(kind(text)) == Query.by_tokens(list(text))
+    assert Query.by_sequence_hashes(kind(text)) == Query.by_sequence_hashes(list(text))
+    assert Stored(kind(text), engine_hashes=kind(text)) == Stored(list(text), engine_hashes=list(text))
+
+
 async def test_options_narrow_the_answer_and_explain_it(broker: Broker, daemon: Daemon) -> None:
     async with world(broker.url) as here:
         for worker, count in [("a", 5), ("b", 3), ("c", 5), ("d", 1)]:
@@ -194,6 +213,14 @@ async def test_options_narrow_the_answer_and_explain_it(broker: Broker, daemon: 
         assert dropped is not None
         lineage = list(kvatlas.lineage_hashes(hashes(10, 6)))
         assert (dropped.position, dropped.lineage_hash, dropped.other_holders) == (3, lineage[3], 2)
+
+
+async def test_storage_that_all_workers_share_is_told_from_workers(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url) as here:
+        for worker in ("gpu-0", "_pmain"):
+            await (await here.publisher(worker)).publish(Stored([1]))
+        await here.matching([1], [("_pmain", 0, 1, True), ("gpu-0", 0, 1, True)])
+        assert [holder.kind for holder in (await here.ask([1])).holders] == ["pool", None]
 
 
 async def test_a_compressed_chain_has_bounds(broker: Broker, daemon: Daemon) -> None:
@@ -251,20 +278,24 @@ async def test_every_error_has_a_type(tmp_path: Path) -> None:
         await kvatlas.connect(broker.url, patience=0.2)
 
 
-async def test_a_request_that_nobody_listens_to_is_sent_again_for_a_moment(broker: Broker) -> None:
+@pytest.mark.parametrize("subject", ["kvatlas.v1.status.llama", "kvatlas.v1.shards.status.llama"])
+async def test_a_request_that_nobody_listens_to_is_sent_again_for_a_moment(broker: Broker, subject: str) -> None:
+    gathering = ".shards." in subject
     async with world(broker.url, has_daemon=False) as here:
-        waiting = asyncio.create_task(QueryClient(here.nats, patience=600.0).status(NAMESPACE))
+        patient = QueryClient(here.nats, patience=600.0, gathering=gathering)
+        waiting = asyncio.create_task(patient.status(NAMESPACE))
         # Both ask on one connection, one after the other: when this one has heard that nobody is there, so has the other.
         await asyncio.sleep(0)
         with pytest.raises(kvatlas.NoDaemonError):
-            await QueryClient(here.nats, patience=2.0).status(NAMESPACE)
+            await QueryClient(here.nats, patience=2.0, gathering=gathering).status(NAMESPACE)
         assert not waiting.done()
 
         async def answer(question: object) -> None:
-            await question.respond(b"garbage")  # type: ignore[attr-defined]
+            headers = {SHARD_HEADER: "0/1", ERROR_CODE_HEADER: "799"}
+            await here.nats.publish(question.reply, headers=headers)  # type: ignore[attr-defined]
 
-        answering = await here.nats.subscribe("kvatlas.v1.status.llama", cb=answer)
-        with pytest.raises(kvatlas.UndecodableError):
+        answering = await here.nats.subscribe(subject, cb=answer)
+        with pytest.raises(kvatlas.RefusedError, match="799"):
             await waiting
         await answering.unsubscribe()
 
@@ -353,10 +384,33 @@ def test_a_child_process_connects_anew_and_its_parents_connection_stays(broker: 
         lambda: Query.by_tokens([-1]),
         lambda: Query.by_tokens([1], cache_salt="x" * 1025),
         lambda: Query.by_tokens([1]).narrowed(workers=["a.b"]),
+        lambda: Query.by_tokens([1]).narrowed(workers="gpu-0"),
         lambda: Query.by_tokens([1]).narrowed(limit=-1),
         lambda: kvatlas.PublisherOptions(epoch=1, after=kvatlas.Cursor(1, 1)),
+        lambda: kvatlas.PublisherOptions(after=kvatlas.Cursor(1, 1 << 63)),
+        lambda: kvatlas.PublisherOptions(epoch=1 << 64),
         lambda: kvatlas.PublisherOptions(heartbeat_interval=0),
         lambda: kvatlas.PublisherOptions(hashing="other"),
+        lambda: kvatlas.PublisherOptions(heartbeat_interval=float("nan")),
+        lambda: kvatlas.PublisherOptions(epoch=-1),
+        lambda: kvatlas.PublisherOptions(epoch=1 << 64),
+        lambda: kvatlas.PublisherOptions(epoch=1.5),
+        lambda: kvatlas.PublisherOptions(after=kvatlas.Cursor(-1, 1)),
+        lambda: kvatlas.PublisherOptions(after=kvatlas.Cursor(1, 1 << 63)),
+        lambda: kvatlas.PublisherOptions(block_size=(1 << 16) + 1),
+        lambda: kvatlas.PublisherOptions(block_size=16.0),
+        lambda: LineageHash(1 << 130),
+        lambda: LineageHash(-1),
+        lambda: LineageHash(3 << 126),
+        lambda: LineageHash(1 << 60),
+        lambda: LineageHash(1.0),
+        lambda: StoredByLineage([5]),
+        lambda: Removed(lineage_hashes=[5]),
+        lambda: kvatlas.Resumable(lineage_hashes=[5]),
+        lambda: Query.by_lineage_hashes([5]),
+        lambda: Stored([1], parent=1.5),
+        lambda: Stored([1], parent=1, position=1.5),
+        lambda: Stored([1], resumable=[0.5]),
         lambda: kvatlas.block_hashes([1], 0),
         lambda: kvatlas.Doubted(["gap"]),
     ],

@@ -8,10 +8,12 @@ from pathlib import Path
 import msgpack
 import pytest
 from processes import Broker, Daemon, running
-from world import NAMESPACE, hashes, world
+from world import NAMESPACE, eventually, hashes, world
 
 import kvatlas
 from kvatlas import Cleared, Stored, Tier
+from kvatlas._connection import refusals_of
+from kvatlas._publish.calls import Flush
 
 
 async def test_what_is_too_large_is_refused_and_nothing_is_sent(broker: Broker) -> None:
@@ -112,6 +114,32 @@ async def test_closing_does_not_wait_for_ever(broker: Broker) -> None:
         assert [type(end) for end in ends] == [kvatlas.StoppedError] * 12
 
 
+async def test_a_flush_that_is_cancelled_takes_no_failure_away(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+
+        async def failing(*_arguments: object, **_rest: object) -> None:
+            raise OSError("lost")
+
+        here.way.publish = failing  # type: ignore[method-assign]
+        publisher = await here.publisher(heartbeat_interval=60.0)
+        report = publisher._report
+
+        def cancelling(flush: Flush) -> None:
+            # The answer is there, and the call has not had a turn yet.
+            report(flush)
+            flushing.cancel()
+
+        publisher._report = cancelling  # type: ignore[method-assign]
+        await publisher.publish(Stored([0]))
+        flushing = asyncio.create_task(publisher.flush())
+        with pytest.raises(asyncio.CancelledError):
+            await flushing
+        publisher._report = report  # type: ignore[method-assign]
+        with pytest.raises(kvatlas.NotSentError, match="lost"):
+            await publisher.flush()
+        assert (await publisher.flush()).seq == 1, "told once"
+
+
 async def test_a_call_that_comes_behind_the_end_fails(broker: Broker) -> None:
     async with world(broker.url, has_daemon=False) as here:
         going, publish = asyncio.Event(), here.way.publish
@@ -147,3 +175,37 @@ async def test_a_call_that_comes_behind_the_end_fails(broker: Broker) -> None:
         with pytest.raises(kvatlas.StoppedError):
             await waiting
         assert (sent, publisher.counters.calls_dropped) == ([1, 1], 0)
+
+
+async def test_a_publisher_whose_end_is_cancelled_is_silent(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        going, publish = asyncio.Event(), here.way.publish
+        sent = 0
+
+        async def held(subject: str, payload: bytes = b"", **rest: object) -> None:
+            nonlocal sent
+            await going.wait()
+            sent += 1
+            await publish(subject, payload, **rest)
+
+        here.way.publish = held  # type: ignore[method-assign]
+        publisher = await here.publisher(queue_batches_max=1)
+        publisher.try_publish(Stored([0]))
+        # It has left the queue, and waits in the connection.
+        await asyncio.sleep(0)
+        publisher.try_publish(Stored([1]))
+        closing = asyncio.create_task(publisher.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        going.set()
+        assert publisher._task is not None
+        await asyncio.wait([publisher._task])
+        assert (sent, publisher.counters.calls_dropped) == (0, 1)
+
+        async def is_gone() -> bool:
+            return publisher._questions is None
+
+        await eventually("no more questions are taken", is_gone)
+        assert publisher._hear not in refusals_of(here.nats)._hearers

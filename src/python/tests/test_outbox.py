@@ -86,6 +86,15 @@ def test_answers_keep_to_what_the_server_takes_now() -> None:
     assert sum(len(event["sequence_hashes"]) // 8 for event in full_state(outbox, 0.0)) == 5001
 
 
+def test_a_full_answer_has_no_batch_of_more_events_than_others() -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1, batch_events_max=5), 0, Clocks(0.0, 0))
+    for root in range(1, 13):
+        outbox.add(0, [Stored([root << 32])], Clocks(0.0, 0))
+    answer = outbox.answer(ResyncRequest(0, Cursor(0, 0), True), Clocks(0.0, 0))
+    batches = [batch for chunk in answer.chunks for batch in msgpack.unpackb(chunk)["batches"]]
+    assert [len(msgpack.unpackb(batch)["events"]) for batch in batches] == [5, 5, 2]
+
+
 def test_an_epoch_is_put_above_the_one_that_a_daemon_knows() -> None:
     outbox = Outbox(PublisherOptions(batch_delay=0, epoch=5), 0, Clocks(0.0, 10))
     outbox.add(0, [Stored([1])], Clocks(0.0, 10))
@@ -105,6 +114,14 @@ def test_an_epoch_is_put_above_the_one_that_a_daemon_knows() -> None:
     assert not old.rise_above(100, Clocks(61.0, 200))
     assert not old.rise_above(300, Clocks(61.0, 200)), "clocks may differ"
     assert old.rise_above(6_000_000, Clocks(61.0, 200)), "by the clock it has not begun"
+
+
+def test_a_holder_comes_back_in_the_last_epoch_where_there_is_none_above() -> None:
+    last = (1 << 64) - 1
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=last), 0, Clocks(0.0, 10))
+    outbox.add(0, [Goodbye()], Clocks(0.0, 10))
+    [back] = outbox.add(0, [Stored([1])], Clocks(0.0, 10))
+    assert back.cursor == Cursor(last, 1)
 
 
 def test_every_batch_says_how_many_tokens_a_block_has() -> None:
@@ -186,3 +203,10 @@ def test_profiles_that_are_none(address: str | None, labels: dict[str, str]) -> 
 @pytest.mark.parametrize("address", ["h_1.x:1", "[fd00::7]:8000", "https://h/v1", "grpc://[::1]:1"])
 def test_addresses(address: str) -> None:
     assert Profile(address).entries() == {"address": address}
+
+
+def test_a_profile_does_not_change_with_the_map_that_it_was_made_of() -> None:
+    labels = {"a": "x"}
+    profile = Profile(None, labels)
+    labels["b"] = "\x1b"
+    assert profile.entries() == {"labels": {"a": "x"}}

@@ -275,6 +275,21 @@ async def test_leaving_the_block_says_goodbye_and_an_exception_is_silence(
         assert found.blocks == 3
 
 
+async def test_an_end_by_an_error_is_told(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+
+        async def broken(*_arguments: object, **_rest: object) -> None:
+            raise ZeroDivisionError
+
+        here.way.publish = broken  # type: ignore[method-assign]
+        publisher = await here.publisher()
+        with pytest.raises(kvatlas.StoppedError):
+            await publisher.publish(Stored([1]))
+            await publisher.flush()
+        assert "ZeroDivisionError" in caplog.text
+        await publisher.aclose()
+
+
 async def test_a_new_epoch_can_begin_in_doubt(broker: Broker, daemon: Daemon) -> None:
     async with world(broker.url) as here:
         publisher = await here.publisher()

@@ -381,6 +381,31 @@ async def test_an_engine_whose_settings_have_changed_takes_the_place_of_the_one_
     assert [path for path, *_ in listener.posts[posts:]] == ["/register"]
 
 
+async def test_an_answer_that_is_no_http_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    answers = iter([b'INFO {"server_id": "N"}\r\n', b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"])
+
+    async def answer(request: asyncio.StreamReader, reply: asyncio.StreamWriter) -> None:
+        # The body is one map.
+        await request.readuntil(b"}")
+        reply.write(next(answers))
+        await reply.drain()
+        reply.close()
+
+    source = EventSource.of_stats(replica("a", A).routing_stats)
+    assert source is not None
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        registrar = Registrar(Bridge(url, "llama", "acme", "vllm", None))
+        registrar._advertised = frozenset([source])
+        # The port is that of a NATS server, for one.
+        assert not await registrar.round(0.0)
+        assert "INFO" in caplog.text
+        assert await registrar.round(1.0)
+    wrong = Registrar(Bridge("http://bridge:http", "llama", "acme", "vllm", None))
+    wrong._advertised = frozenset([source])
+    assert not await wrong.round(0.0)
+
+
 async def test_a_router_registers_what_replicas_advertise(
     ray: ModuleType, broker: Broker, listener: Listener
 ) -> None:

@@ -221,3 +221,49 @@ async def test_the_router_answers_without_kvatlas(is_silent: bool) -> None:
             process.wait(10)
         if listener is not None:
             listener.close()
+
+
+async def test_the_router_passes_on_as_many_requests_as_come() -> None:
+    """The engine answers the first request when it has the last."""
+    sys.path.insert(0, str(SOURCE))
+    try:
+        compare, aiohttp = importlib.import_module("compare"), importlib.import_module("aiohttp")
+    finally:
+        sys.path.remove(str(SOURCE))
+    web = importlib.import_module("aiohttp.web")
+    count, arrived, all_are_there = 150, 0, asyncio.Event()
+
+    async def complete(_request: Any) -> Any:
+        nonlocal arrived
+        arrived += 1
+        if arrived == count:
+            all_are_there.set()
+        await all_are_there.wait()
+        return web.json_response({})
+
+    engine = web.Application()
+    engine.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(engine)
+    await runner.setup()
+    engine_port, router_port = compare.free_ports(2)
+    await web.TCPSite(runner, "127.0.0.1", engine_port).start()
+    command = f"router.py --listen {router_port} --model m --policy round-robin --engine gpu-0=http://127.0.0.1:{engine_port}"
+    router = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, *command.split()], cwd=SOURCE, stdout=subprocess.DEVNULL
+    )
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            url = f"http://127.0.0.1:{router_port}"
+            await compare.ready(session, f"{url}/stats")
+
+            async def ask(number: int) -> int:
+                async with session.post(f"{url}/v1/completions", json={"prompt": f"prompt {number}"}) as answer:
+                    if answer.status != 200:
+                        all_are_there.set()
+                    return int(answer.status)
+
+            assert await asyncio.gather(*map(ask, range(count))) == [200] * count
+    finally:
+        router.kill()
+        router.wait(10)
+        await runner.cleanup()

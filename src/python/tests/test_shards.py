@@ -107,6 +107,18 @@ def test_shards_with_blocks_of_other_sizes_give_no_answer() -> None:
             merged(*sizes)
 
 
+def test_no_more_predictions_are_merged_than_a_reply_has() -> None:
+    def reply(shard: int) -> QueryReply:
+        predicted = [{"worker": f"w{number}", "rank": shard, "blocks": number} for number in range(1, 41)]
+        told = {"v": 1, "query_blocks": 40, "holders": [], "holders_total": 0, "predicted": predicted}
+        return decode_query_reply(msgpack.packb(told))
+
+    query = Query.by_sequence_hashes(hashes(10, 40))
+    merged = merge_replies([reply(0), reply(1)], query, Gathered(2, ())).predicted
+    assert len(merged) == 64
+    assert (merged[0].blocks, merged[-1].blocks) == (40, 9)
+
+
 def test_holders_without_room_are_added_up() -> None:
     status = {"v": 1, "block_size": 16, "distinct_blocks": 0, "batches_waiting": 0, "holders": []}
     told = [status | {"refused_holders": 2}, status, status | {"refused_holders": 3}]

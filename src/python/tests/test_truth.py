@@ -233,6 +233,17 @@ class History:
         return Stored(part, parent=parent, position=position, engine_hashes=self._names(part))
 
 
+class ClashingHistory(History):
+    """Changes of an engine whose hashes are no chain: a hash follows several parents, and a name means several blocks."""
+
+    def __init__(self, pick: random.Random) -> None:
+        super().__init__(pick)
+        self.chains = [[pick.randrange(1, 9) for _ in range(4)] for _ in range(6)]
+        blocks = sorted({block for chain in self.chains for block in chain})
+        self._names_of_engine = {block: range(100 + 2 * block, 104 + 2 * block) for block in blocks}
+        self._pool = [*range(102, 122), *blocks]
+
+
 async def depths(here: World, history: History) -> list[int]:
     lineages = (list(kvatlas.lineage_hashes(chain)) for chain in history.chains)
     prefixes = [lineage[:start] for lineage in lineages for start in range(1, len(lineage) + 1)]
@@ -280,6 +291,39 @@ async def test_the_table_decides_as_the_index_does(broker: Broker, seed: int) ->
                 assert publisher.counters.answers_full > answers
                 assert await depths(here, history) == await depths(shadow, history)
                 assert restored.blocks == heard.blocks == _table_blocks(publisher)
+
+
+@pytest.mark.parametrize("seed", range(3 * RUNS))
+async def test_what_the_table_cannot_tell_apart_is_in_doubt(broker: Broker, seed: int) -> None:
+    """As above, where the index itself cannot be certain of all, and tells blocks apart that the table does not."""
+    pick = random.Random(2000 + seed)
+    history, certain = ClashingHistory(pick), 0
+    with running(broker.url, subjects_prefix="shadow"), running(broker.url) as daemon:
+        async with world(broker.url) as here:
+            shadow = World(here.nats, "shadow")
+            await eventually("the other daemon answers", shadow.answers)
+            here.way.mirror = "shadow"
+            publisher = await here.publisher(ring_batches_max=0)
+            for _ in range(8):
+                await publisher.publish(Cleared())
+                for _ in range(pick.randrange(1, 7)):
+                    await publisher.publish(history.change(), tier=pick.choice([0, 0, 1]))
+                heard = await shadow.applied(await publisher.flush())
+                if heard.parked_events:
+                    continue
+                daemon.kill()
+                daemon.start()
+                restored = await here.applied(heard.cursor)
+                table = publisher._outbox.table
+                assert table is not None
+                assert table.is_short == ("upstream_gap" in restored.degraded)
+                if table.is_short:
+                    continue
+                assert (heard.exact, restored.exact) == (True, True)
+                assert await depths(here, history) == await depths(shadow, history)
+                assert restored.blocks == heard.blocks == len(table)
+                certain += 1
+    assert certain > 0
 
 
 def _table_blocks(publisher: Publisher) -> int:

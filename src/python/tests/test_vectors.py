@@ -29,13 +29,12 @@ from kvatlas import (
     encode_batch,
 )
 from kvatlas._publish.outbox import Clocks, Outbox, ResyncRequest
+from kvatlas.queries import encode_queries, encode_query
 from kvatlas.wire import (
     decode_batch_reply,
     decode_query_reply,
     decode_status_reply,
     encode_hint,
-    encode_queries,
-    encode_query,
 )
 
 VECTORS: dict[str, Any] = json.loads((REPOSITORY / "deploy/test-vectors.json").read_text())

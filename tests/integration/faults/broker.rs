@@ -1,10 +1,13 @@
 //! The broker is killed and comes back, with its store or without.
 
+use kvatlas_daemon::Daemon;
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::{SHORT_PATIENCE, pause};
-use crate::support::daemon;
 use crate::support::fleet::{Fleet, OneDaemon};
-use crate::support::jetstream::{Restartable, servers};
+use crate::support::jetstream::{JETSTREAM, Restartable, servers};
 use crate::support::way::Way;
+use crate::support::{Client, by_sequence, daemon, eventually, hashes, matches, stored};
 
 async fn killed_and_restarted(way: Way, keeps_store: bool) {
     for server in servers() {
@@ -53,4 +56,43 @@ async fn a_broker_killed_and_restarted_with_its_store() {
 async fn a_broker_killed_and_restarted_without_its_store() {
     killed_and_restarted(Way::Stream, false).await;
     killed_and_restarted(Way::Acknowledged, false).await;
+}
+
+/// Kills the embedded server of a daemon with these settings. The daemon must start the server again, and answer.
+async fn outlive_the_embedded_server(settings: &[(&str, &str)]) {
+    let given = [&[("nats.embedded", "true"), ("admin.listen", "off")], settings].concat();
+    let given = given
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let config = kvatlas_config::Config::load(given.collect(), std::iter::empty(), None).unwrap();
+    let daemon = Daemon::start(config).await.unwrap();
+    daemon.ready().await;
+    let server = &daemon.nats().urls[0];
+    let client = Client::connect(&format!("nats://{}:{}", server.host(), server.port())).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 3))])
+        .await;
+    let killed = daemon.broker_pid().unwrap();
+    let pid = Pid::from_raw(i32::try_from(killed).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    eventually("another server runs", async || {
+        (daemon.broker_pid() != Some(killed)).then_some(())
+    })
+    .await;
+    eventually("the daemon answers over the other server", async || {
+        let reply = client.ask_with(by_sequence(&hashes(10, 3))).await.ok()?;
+        let [(_, 0, 3, _)] = matches(&reply)[..] else {
+            return None;
+        };
+        Some(())
+    })
+    .await;
+    assert!(daemon.stop().await.overran.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_embedded_server_that_is_killed_is_started_again() {
+    outlive_the_embedded_server(&[]).await;
+    outlive_the_embedded_server(&[JETSTREAM]).await;
 }

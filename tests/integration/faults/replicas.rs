@@ -1,8 +1,10 @@
 //! Two replicas that are restarted one after the other. Every query is answered, and every answer names a holder.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvatlas_core::wire::{BatchCursor, Tier};
+use async_nats::Request;
+use kvatlas_core::wire::{BatchCursor, QueryRequest, Tier};
 use kvatlas_daemon::Daemon;
 
 use super::{pause, runs};
@@ -11,8 +13,8 @@ use crate::support::jetstream::Restartable;
 use crate::support::truth::{Tally, Truth};
 use crate::support::way::Way;
 use crate::support::{
-    Client, PATIENCE, broker, config, daemon, eventually, hashes, http_get, matches, server, snapshots_in,
-    stored,
+    Client, PATIENCE, broker, by_sequence, config, daemon, eventually, hashes, http_get, matches, namespace,
+    server, snapshots_in, stored, subjects,
 };
 
 /// Admin addresses of all replicas. A state becomes the floor of exact replies when all replicas have applied it. The
@@ -170,4 +172,37 @@ async fn a_replica_that_cannot_catch_up_serves_in_the_end() {
     let late = daemon(broker.url(), &[("ready.settle_ms", "200")]).await;
     late.stop().await;
     serving.stop().await;
+}
+
+/// A replica that leaves sends many messages to itself. None of them may push a query out of the smallest buffer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_with_a_small_buffer_leaves_without_losing_a_query() {
+    let broker = broker().await;
+    let settings = [("events.subscription_capacity", "16")];
+    let leaving = daemon(broker.url(), &settings).await;
+    let staying = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
+        .await;
+    let payload = QueryRequest::Single(by_sequence(&hashes(1, 4))).encode();
+    let has_left = AtomicBool::new(false);
+    // The query client would hide a loss, because it asks a second time.
+    let ask_on = async || {
+        while !has_left.load(Ordering::Relaxed) {
+            let request = Request::new()
+                .payload(payload.clone().into())
+                .timeout(Some(PATIENCE));
+            let asked = client.nats.send_request(subjects().query(&namespace()), request);
+            asked.await.unwrap();
+        }
+    };
+    let leave = async {
+        pause(200).await;
+        leaving.stop().await;
+        has_left.store(true, Ordering::Relaxed);
+    };
+    futures_util::join!(leave, ask_on(), ask_on(), ask_on(), ask_on());
+    staying.stop().await;
 }

@@ -1,10 +1,14 @@
-//! Bridge that follows several engines, but may publish the events of only one of them.
+//! Bridge that follows several engines, but may publish the events of only one of them. It is a process of its own, or
+//! part of `kvatlas up`.
 
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::wire::{ErrorCode, WireError};
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use serde_json::Value;
 
 use super::{USERS, broker, inbox_prefix, password};
-use crate::support::process::Process;
-use crate::support::{eventually, http_get};
+use crate::support::process::{Process, message};
+use crate::support::{eventually, http_get, own_port, server, subjects};
 
 /// Starts a bridge with the rights of gpu-0's publisher, for engines that do not exist.
 fn bridge(url: &str, engines: &[&str]) -> Process {
@@ -41,4 +45,41 @@ async fn a_bridge_is_ready_only_while_the_server_takes_what_it_reports() {
         (http_get(allowed.admin_address(), "/readyz").0 == 200).then_some(())
     })
     .await;
+}
+
+/// A test that `up` tells what the server refuses its bridge: no answer is exact without the worker that is not heard of.
+#[tokio::test(flavor = "multi_thread")]
+async fn up_is_not_ready_and_doubts_while_the_server_refuses_what_it_reports() {
+    let user = r#"authorization { users: [
+        { user: "site", password: "s", permissions: { publish: { deny: ["kvatlas.v1.events.*.gpu-9"] } } }
+    ] }"#;
+    let options = BrokerOptions {
+        config_lines: vec![user.to_owned()],
+        ..own_port()
+    };
+    let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
+    let url = broker.url().replacen("nats://", "nats://site:s@", 1);
+    let (own, other) = ("gpu-0=tcp://127.0.0.1:1", "gpu-9=tcp://127.0.0.1:2");
+    let mut up = Process::up(&url, &["--model", "llama", "--engine", own, "--engine", other]);
+    let said = up.wait_for_line(|line| message(line) == "the NATS server refuses what the bridge needs");
+    assert!(
+        said.to_string().contains("kvatlas.v1.events.llama.gpu-9"),
+        "{said}"
+    );
+    // The wait for the list of publishers ends without one.
+    up.wait_for_line(|line| message(line).starts_with("it is not known yet who publishes"));
+    let (status, body) = http_get(up.admin_address(), "/readyz");
+    assert!(
+        status == 503 && body.contains("kvatlas.v1.events.llama.gpu-9"),
+        "{body}"
+    );
+    let queries = QueryClient::new(async_nats::connect(&url).await.unwrap(), subjects());
+    let unknown = queries.status(&"nobody".parse().unwrap()).await.unwrap_err();
+    let is_doubted = |error: &WireError| {
+        error.code == ErrorCode::Unavailable && error.text.contains("refuses events of engines")
+    };
+    assert!(
+        matches!(&unknown, ClientError::Refused(error) if is_doubted(error)),
+        "{unknown}"
+    );
 }

@@ -82,9 +82,14 @@ async fn a_probe_that_is_refused_is_no_silent_daemon() {
     assert_eq!((code, &probe["outcome"]), (Some(1), &"failed".into()), "{probe}");
     let found = probe["found"].as_str().unwrap();
     assert!(found.contains("Permissions Violation"), "{probe}");
-    for role in ["daemon", "publisher", "router"] {
+    // Of the roles, only a publisher must be allowed to publish events.
+    for (role, outcome) in [
+        ("daemon", "skipped"),
+        ("publisher", "failed"),
+        ("router", "skipped"),
+    ] {
         let (_, checks) = doctor(broker.url(), "daemon", &["--role", role]).await;
-        assert_eq!(check(&checks, "round trip")["outcome"], "skipped", "{checks:?}");
+        assert_eq!(check(&checks, "round trip")["outcome"], outcome, "{checks:?}");
     }
 }
 
@@ -132,6 +137,11 @@ async fn the_rights_of_a_role_are_enough_for_it_with_either_configuration() {
             let may_probe = user == "operator" || user == "daemon" && configuration == ACCOUNTS;
             let expected = if may_probe { "fine" } else { "skipped" };
             assert_eq!(probe["outcome"], expected, "{user}: {probe}");
+            if user == "router" {
+                let search = check(&checks, "replicas");
+                assert_eq!(search["outcome"], "warning", "{search}");
+                assert!(search.to_string().contains("$SRV.PING.kvatlas"), "{search}");
+            }
             if user == "operator" {
                 assert_eq!(code, Some(0), "{checks:?}");
                 let found = format!("replica {}", daemon.admin_address().unwrap());
@@ -163,5 +173,53 @@ async fn a_daemon_needs_each_of_its_subscriptions() {
         let check = check(&checks, "permissions of a daemon");
         assert_eq!(check["outcome"], "failed", "{subject}: {check}");
         assert!(check["found"].as_str().unwrap().contains(tried), "{check}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_with_which_a_role_cannot_work_fail() {
+    for (user, role, worker, right, without, failed, found) in [
+        (
+            "gpu-0",
+            "publisher",
+            "gpu-0",
+            r#"publish: { allow: ["kvatlas.v1.events.*.gpu-0"] }"#,
+            r#"publish: { deny: [">"] }"#,
+            "round trip",
+            "kvatlas.v1.events.llama.gpu-0",
+        ),
+        (
+            "daemon",
+            "daemon",
+            "kvatlas-doctor",
+            r#""_INBOX_DAEMON.>", "$SRV.PING.kvatlas""#,
+            r#""$SRV.PING.kvatlas""#,
+            "permissions of a daemon",
+            "to publish to _INBOX_DAEMON.",
+        ),
+        (
+            "operator",
+            "router",
+            "kvatlas-doctor",
+            r#"subscribe: { allow: ["_INBOX_OPERATOR.>"] }"#,
+            r#"subscribe: { allow: ["_INBOX_OTHER.>"] }"#,
+            "permissions of a router",
+            "to subscribe to _INBOX_OPERATOR.",
+        ),
+    ] {
+        assert_eq!(USERS.matches(right).count(), 1, "{right}");
+        let broker = broker(&USERS.replacen(right, without, 1)).await;
+        let more = ["--role", role, "--namespace", "llama", "--worker", worker];
+        let (code, checks) = doctor(broker.url(), user, &more).await;
+        let failure = check(&checks, failed);
+        assert_eq!(
+            (code, &failure["outcome"]),
+            (Some(1), &"failed".into()),
+            "{failure}"
+        );
+        assert!(failure["found"].as_str().unwrap().contains(found), "{failure}");
+        // The failure is of the credentials, and not of a daemon that does not reply.
+        let probe = check(&checks, "round trip");
+        assert!(!probe.to_string().contains("allow_responses"), "{probe}");
     }
 }

@@ -211,7 +211,8 @@ impl Process {
     }
 }
 
-fn message(line: &Value) -> &str {
+/// Returns the message of a line of the log.
+pub fn message(line: &Value) -> &str {
     line["message"].as_str().unwrap_or_default()
 }
 

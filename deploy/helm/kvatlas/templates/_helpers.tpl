@@ -103,7 +103,7 @@ true
 {{- end }}
 {{- end -}}
 
-{{/* The release's own NATS server: as `nats.name` of charts/nats. */}}
+{{/* The release's own NATS server. */}}
 {{- define "kvatlas.natsName" -}}
 {{- printf "%s-nats" (include "kvatlas.serviceName" .Release.Name) -}}
 {{- end -}}
@@ -197,7 +197,7 @@ nats://{{ include "kvatlas.natsName" . }}:4222
 {{- define "kvatlas.doorsEnv" -}}
 {{- range include "kvatlas.doors" . | fromJsonArray }}
 - name: KVATLAS_{{ upper .name }}_LISTEN
-  value: 0.0.0.0:{{ .port }}
+  value: {{ printf "%s:%v" $.Values.listenAddress .port | quote }}
 {{- if .secret }}
 - name: KVATLAS_{{ upper .name }}_TOKEN_FILE
   value: /etc/kvatlas/{{ .name }}/{{ .key }}
@@ -253,7 +253,7 @@ nats://{{ include "kvatlas.natsName" . }}:4222
 
 {{/* Where the admin listener listens. */}}
 {{- define "kvatlas.adminListen" -}}
-{{ ternary "0.0.0.0" "127.0.0.1" (eq .Values.admin.bind "pod") }}:{{ .Values.admin.port }}
+{{ printf "%s:%v" (ternary .Values.listenAddress "127.0.0.1" (eq .Values.admin.bind "pod")) .Values.admin.port | quote }}
 {{- end -}}
 
 {{/* Probes, by request or by command. */}}
@@ -288,6 +288,20 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
+{{/* For how many seconds a pod that is to end goes on: until then, Services may still send it requests. Kubernetes waits for that from 1.30 on. */}}
+{{- define "kvatlas.preStopSeconds" -}}
+{{- $asked := include "kvatlas.doors" . | fromJsonArray | not | not -}}
+{{ ternary (int .Values.preStopSeconds) 0 (and $asked (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version)) }}
+{{- end -}}
+
+{{- define "kvatlas.lifecycle" -}}
+{{- with include "kvatlas.preStopSeconds" . | int }}
+lifecycle:
+  preStop:
+    sleep: { seconds: {{ . }} }
+{{- end }}
+{{- end -}}
+
 {{/* Volumes and mounts that the values add to all pods. */}}
 {{- define "kvatlas.extraVolumes" -}}
 {{- with .Values.extraVolumes }}
@@ -298,6 +312,17 @@ readinessProbe:
 {{- with .Values.extraVolumeMounts }}
 {{- toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Values as YAML, without those that null takes away: Helm leaves them to charts within charts. */}}
+{{- define "kvatlas.given" -}}
+{{- $given := dict -}}
+{{- range $name, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $_ := set $given $name $value -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $given }}
 {{- end -}}
 
 {{- define "kvatlas.containerSecurity" -}}
@@ -353,9 +378,9 @@ spec:
 {{- define "kvatlas.podSpec" -}}
 # Variables about services would be taken for settings, were they not known by their ends.
 enableServiceLinks: false
-terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
-{{- $own := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") }}
-securityContext: {{- toYaml (merge (deepCopy .Values.podSecurityContext) $own) | nindent 2 }}
+{{- $drain := dig "shutdown" "drain_seconds" 10 .Values.config | int }}
+terminationGracePeriodSeconds: {{ max .Values.terminationGracePeriodSeconds (add $drain (include "kvatlas.preStopSeconds" . | int) 10) }}
+securityContext: {{- include "kvatlas.given" .Values.podSecurityContext | nindent 2 }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -373,9 +398,23 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* How the bridge shows NATS who it is, as JSON. */}}
-{{- define "kvatlas.bridgeAuth" -}}
-{{ ternary .Values.bridge.auth .Values.nats.auth (and (hasKey .Values.bridge.auth "kind") (not .Values.nats.enabled)) | toJson }}
+{{/* How gateways or the bridge reach NATS, and show who they are: a dictionary with root and own, which are their values. As JSON. */}}
+{{- define "kvatlas.natsOf" -}}
+{{- $nats := .root.Values.nats -}}
+{{- $auth := ternary .own.auth $nats.auth (and (hasKey .own.auth "kind") (not $nats.enabled)) -}}
+{{ dict "auth" $auth "inboxPrefix" (default $nats.inboxPrefix .own.inboxPrefix) | toJson }}
+{{- end -}}
+
+{{/* The bucket with the bridge's state, if there is one: where JetStream is certain to be there, and to let the bridge in, it needs no name. */}}
+{{- define "kvatlas.bridgeBucket" -}}
+{{- $state := .Values.bridge.state -}}
+{{- $streams := or .Values.nats.enabled (and (eq .Values.transport "jetstream") (not (hasKey .Values.bridge.auth "kind"))) -}}
+{{- if not $state.enabled -}}
+{{- else if $state.bucket -}}
+{{ $state.bucket }}
+{{- else if and $streams (kindIs "invalid" $state.bucket) (not $state.existingClaim) -}}
+{{ .Release.Namespace }}-{{ include "kvatlas.fullname" . }}-bridge
+{{- end -}}
 {{- end -}}
 
 {{/* The first and the last port at which engines are republished, as JSON. */}}
@@ -400,7 +439,7 @@ priorityClassName: {{ . }}
 - {{ printf "--tenant=%s" . | quote }}
 {{- end }}
 {{- if .Values.bridge.state.enabled }}
-- --state={{ with .Values.bridge.state.bucket }}nats:{{ . }}/{{ include "kvatlas.fullname" $ }}{{ else }}/var/lib/kvatlas/state{{ end }}
+- --state={{ with include "kvatlas.bridgeBucket" . }}nats:{{ . }}/{{ include "kvatlas.fullname" $ }}{{ else }}/var/lib/kvatlas/state{{ end }}
 {{- end }}
 {{- if gt (int .Values.bridge.replicas) 1 }}
 - --lease={{ include "kvatlas.fullname" . }}
@@ -415,7 +454,7 @@ priorityClassName: {{ . }}
 - --discover=file:/etc/kvatlas/engines
 {{- end }}
 {{- if .Values.bridge.republish.enabled }}
-- --republish=tcp://0.0.0.0:{{ include "kvatlas.republishPorts" . | fromJsonArray | join "-" }}
+- {{ printf "--republish=tcp://%s:%s" .Values.listenAddress (include "kvatlas.republishPorts" . | fromJsonArray | join "-") | quote }}
 - --republish-max-bytes={{ .Values.bridge.republish.maxBytes | int64 }}
 {{- if .Values.bridge.republish.everything }}
 - --republish-everything
@@ -430,16 +469,23 @@ priorityClassName: {{ . }}
 {{- with and .Values.bridge.http.enabled .Values.bridge.http.engineHosts }}
 - {{ printf "--register-hosts=%s" (join "," .) | quote }}
 {{- end }}
+{{- /* As long as daemons keep a silent holder. By 0 they keep it for ever, and the bridge has its default. */}}
+{{- $silence := dig "namespace_defaults" "remove_after_ms" 0 .Values.config | int64 }}
+{{- if and $silence (not (regexMatch "(^| )--give-up-after" (join " " .Values.bridge.extraArgs))) }}
+- --give-up-after={{ $silence }}ms
+{{- end }}
+{{- range .Values.bridge.extraArgs }}
+- {{ quote . }}
+{{- end }}
 {{- end -}}
 
 {{- define "kvatlas.bridgeEnv" -}}
-{{- $inboxPrefix := default .Values.nats.inboxPrefix .Values.bridge.inboxPrefix -}}
-{{ include "kvatlas.natsEnv" (dict "root" . "auth" (include "kvatlas.bridgeAuth" . | fromJson) "inboxPrefix" $inboxPrefix) | trim }}
+{{ include "kvatlas.natsEnv" (include "kvatlas.natsOf" (dict "root" . "own" .Values.bridge) | fromJson | merge (dict "root" .)) | trim }}
 - name: KVATLAS_ADMIN_LISTEN
   value: {{ include "kvatlas.adminListen" . }}
 {{- if .Values.bridge.http.enabled }}
 - name: KVATLAS_HTTP_LISTEN
-  value: 0.0.0.0:{{ .Values.bridge.http.port }}
+  value: {{ printf "%s:%v" .Values.listenAddress .Values.bridge.http.port | quote }}
 {{- if .Values.bridge.http.tokenSecret }}
 - name: KVATLAS_HTTP_TOKEN_FILE
   value: /etc/kvatlas/http/{{ .Values.bridge.http.tokenKey }}

@@ -143,3 +143,53 @@ fn a_section_must_be_a_table() {
     let errors = refuse(&[], &[], "[namespaces]\nllama = 3\n");
     assert_value(&errors, "namespaces.llama", "a table", "");
 }
+
+#[test]
+fn settings_for_dynamo_that_would_do_nothing_are_refused() {
+    let component = ("dynamo.components", "dynamo.backend");
+    let discovery = ("dynamo.discovery", "file:/dyn");
+    let listen = ("dynamo.listen", "127.0.0.1:5599");
+    let errors = refuse(&[listen, discovery], &[], "");
+    for (key, name) in [
+        ("dynamo.listen", "dynamo-listen"),
+        ("dynamo.discovery", "dynamo-discovery"),
+    ] {
+        assert_combination(&errors, name, &format!("{key} needs dynamo.components beside it"));
+    }
+    let errors = refuse(&[component, ("dynamo.advertise", "here")], &[], "");
+    assert_combination(&errors, "dynamo-advertise", "needs dynamo.listen");
+    assert!(load(&[component, discovery, listen], &[], "").is_ok());
+
+    let twice = (
+        "dynamo.components",
+        "dynamo.backend=a,dynamo.other,dynamo.backend=b",
+    );
+    let errors = refuse(&[twice], &[], "");
+    assert_combination(&errors, "dynamo-components", "dynamo.backend is there twice");
+}
+
+#[test]
+fn routers_of_dynamo_are_told_no_address_that_is_none() {
+    let with = |listen| {
+        [
+            ("dynamo.components", "dynamo.backend"),
+            ("dynamo.discovery", "file:/dyn"),
+            ("dynamo.listen", listen),
+        ]
+    };
+    for listen in ["0.0.0.0:5598", "[::]:5598"] {
+        let errors = refuse(&with(listen), &[], "");
+        assert_combination(&errors, "dynamo-listen", "needs dynamo.advertise");
+        let told = [&with(listen)[..], &[("dynamo.advertise", "here.example")]].concat();
+        assert!(load(&told, &[], "").is_ok());
+    }
+    assert!(load(&with("127.0.0.1:5598"), &[], "").is_ok());
+}
+
+#[test]
+fn names_have_room_for_the_doctors_own() {
+    let errors = refuse(&[("limits.max_name_bytes", "13")], &[], "");
+    assert_value(&errors, "limits-max-name-bytes", "from 16 to 64", "13");
+    let least = load(&[("limits.max_name_bytes", "16")], &[], "").unwrap();
+    assert!(kvatlas_core::wire::PROBE_NAME.len() <= least.limits.max_name_bytes);
+}

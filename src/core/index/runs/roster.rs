@@ -18,7 +18,7 @@ use super::entry::RosterEntry;
 use crate::index::directory::{HolderSlot, SlotBits};
 use crate::index::hook::point;
 use crate::sync::{AtomicU64, Ordering};
-use crate::words::copy;
+use crate::words::{LONG, copy};
 
 /// Step of tiers to which `least` refers: all tiers. `least` is a lower bound on the number of leading blocks of every
 /// holder of the run.
@@ -117,16 +117,34 @@ impl<'g> Roster<'g> {
     /// Returns the size of the larger list that is needed so that the entry of `slot` can be stored at `index`: the
     /// number of words of bits, and the number of entries. `None` if this list is large enough.
     pub(super) fn wanting(self, slot: HolderSlot, index: usize) -> Option<[usize; 2]> {
-        let room = match index < self.places() {
-            true => self.listed.len(),
-            false => (self.listed.len() * 2).max(ENTRIES_OF_WORD),
-        };
+        let is_full = index >= self.places();
         let has_bits = self.slots.is_empty() || slot.index() < self.slots.len() * 64;
+        if !is_full && has_bits {
+            return None;
+        }
         let others = self.entries().map(RosterEntry::slot);
-        (room > self.listed.len() || !has_bits).then(|| {
-            let words = others.fold(slot, Ord::max).index() / 64 + 1;
-            [if words * ENTRIES_OF_WORD <= room { words } else { 0 }, room]
-        })
+        let words = others.fold(slot, Ord::max).index() / 64 + 1;
+        let wide = words.next_power_of_two();
+        let room = match is_full {
+            // Long arrays have lengths that are powers of two. The next such length is enough.
+            true if 1 + wide + 2 * self.listed.len() > LONG => {
+                (2 + wide + self.listed.len()).next_power_of_two() - wide - 1
+            }
+            true => 2 * self.listed.len(),
+            // If only bits are missing, the places beyond the last entry are not asked for again.
+            false => self.used().max((index + 1).saturating_sub(self.inline.len())),
+        };
+        let room = room.max(ENTRIES_OF_WORD);
+        let words = [wide, words]
+            .into_iter()
+            .find(|words| words * ENTRIES_OF_WORD <= room);
+        Some([words.unwrap_or(0), room])
+    }
+
+    /// Number of places in the list up to the last one with an entry.
+    fn used(self) -> usize {
+        let last = self.listed.iter().rposition(|word| !entry(word).is_none());
+        last.map_or(0, |last| last + 1)
     }
 
     /// Copies the entries of the list to the new array `list`, which is all 0. Also writes the summary of the new list,
@@ -180,6 +198,7 @@ mod tests {
 
     use super::*;
     use crate::index::directory::SlotSet;
+    use crate::words::rounded;
 
     /// Roster entries of a run. The test changes them as a writer does.
     #[derive(Default)]
@@ -200,12 +219,40 @@ mod tests {
             let index = own.or_else(|| self.roster().find(RosterEntry::is_none));
             let index = index.unwrap_or(self.roster().places());
             if let Some([words, room]) = self.roster().wanting(slot, index) {
-                let next: Vec<AtomicU64> = (0..1 + words + room).map(|_| AtomicU64::new(0)).collect();
-                self.roster().copy_to(&next, words);
-                self.list = next;
+                self.resize(words, room);
             }
             self.roster().set(index, slot, entry);
         }
+
+        fn resize(&mut self, words: usize, room: usize) {
+            let len = rounded(1 + words + room);
+            let next: Vec<AtomicU64> = (0..len).map(|_| AtomicU64::new(0)).collect();
+            self.roster().copy_to(&next, words);
+            self.list = next;
+        }
+    }
+
+    #[test]
+    fn a_long_roster_has_a_few_words_for_each_holder() {
+        let mut run = Run::default();
+        let mut resized = 0;
+        for index in 0..40_000 {
+            let slot = HolderSlot::new(index).unwrap();
+            if let Some([words, room]) = run.roster().wanting(slot, index) {
+                run.resize(words, room);
+                resized += 1;
+            }
+            let entry = RosterEntry::new(slot, [0, 0, 1], 1);
+            run.roster().set(index, slot, entry);
+            assert!(
+                run.list.len() <= (index * 4).max(300),
+                "{} for {index}",
+                run.list.len()
+            );
+        }
+        assert!(resized < 50, "{resized}");
+        assert_eq!(run.roster().entries().count(), 40_000);
+        assert!(run.roster().all::<SlotSet>(STEP, 1).is_some());
     }
 
     #[test]

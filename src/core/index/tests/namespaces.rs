@@ -3,7 +3,7 @@
 use std::sync::{Arc, Barrier};
 
 use crate::hash::{BlockSize, SequenceHash};
-use crate::stream::RefusedAt;
+use crate::stream::{RefusedAt, RefusedName};
 use crate::wire::{Event, HolderId, NamespaceName, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Capacity, IndexLimits, Namespace, NamespaceRefused, NamespaceSettings, Namespaces};
@@ -108,7 +108,10 @@ fn the_namespace_of_probes_exists_beside_the_limits_on_namespaces() {
     let register = |number: usize| probed.indexer.register(&id(format!("w{number}"), 0));
     let mut writers: Vec<_> = (0..99).map_while(|number| register(number).ok()).collect();
     assert_eq!(writers.len(), 8);
-    assert!(probed.indexer.register(&id("w0".to_owned(), 1)).is_err());
+    let ranks: Vec<_> = (1..99)
+        .map_while(|rank| probed.indexer.register(&id("w0".to_owned(), rank)).ok())
+        .collect();
+    assert_eq!(ranks.len(), 7, "each probe of a worker has a rank of its own");
     for (number, writer) in writers.iter_mut().enumerate() {
         let first = 1 + 1000 * number as u64;
         let hashes = (first..first + 999).map(SequenceHash).collect();
@@ -172,7 +175,7 @@ fn who_was_refused_is_remembered_until_there_is_room() {
 #[test]
 fn a_namespace_with_a_refused_publisher_stays_and_its_successor_knows_it() {
     let namespaces = namespaces();
-    let worker = WorkerName::new("w").unwrap();
+    let worker = RefusedName::in_subject("w");
     let at = RefusedAt {
         listened_us: 7,
         unix_us: 7,

@@ -100,3 +100,14 @@ fn a_stream_is_followed_again_only_with_a_subscription_of_its_generation() {
     trust.follow(second);
     assert_eq!(trust.followed(), Some(second));
 }
+
+#[test]
+fn not_every_publisher_is_known_while_some_are_unheard() {
+    let trust = StreamTrust::default();
+    assert!(trust.is_listed());
+    trust.set_unheard(true);
+    trust.note_listed(trust.generation());
+    assert!(trust.has_unheard() && !trust.is_listed());
+    trust.set_unheard(false);
+    assert!(trust.is_listed());
+}

@@ -48,10 +48,11 @@ enum RunsOrFlag {
 }
 
 impl RunsOrFlag {
-    fn decode(reader: &mut Reader<'_>, runs_max: usize) -> Result<Self, DecodeError> {
+    /// Reads a boolean, run lengths, or nil. Returns `None` for nil.
+    fn decode(reader: &mut Reader<'_>, runs_max: usize) -> Result<Option<Self>, DecodeError> {
         match reader.clone().value()? {
-            Value::Bool(_) => reader.boolean("resumable").map(Self::Flag),
-            _ => reader.list("resumable", runs_max).map(Self::Runs),
+            Value::Bool(_) => reader.boolean("resumable").map(|flag| Some(Self::Flag(flag))),
+            _ => Ok(reader.optional_list("resumable", runs_max)?.map(Self::Runs)),
         }
     }
 }
@@ -84,10 +85,10 @@ impl EventFields {
             b"lora_name" => reader.text_once(&mut self.lora_name, "lora_name", limits.text_bytes_max),
             b"cache_salt" => reader.text_once(&mut self.cache_salt, "cache_salt", limits.text_bytes_max),
             b"reasons" => set_once(&mut self.reasons, "reasons", PublisherDoubts::decode(reader)?),
-            b"resumable" => {
-                let value = RunsOrFlag::decode(reader, blocks.saturating_add(1))?;
-                set_once(&mut self.resumable, "resumable", value)
-            }
+            b"resumable" => match RunsOrFlag::decode(reader, blocks.saturating_add(1))? {
+                Some(value) => set_once(&mut self.resumable, "resumable", value),
+                None => Ok(()),
+            },
             _ => reader.skip(),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash, Token};
 
-use super::{DecodeError, Reader, Value, wrong_type};
+use super::{DecodeError, Reader, Value};
 
 /// Element of a list that is sent as a blob or as an array.
 pub(in crate::wire) trait Element: Sized {
@@ -82,7 +82,7 @@ impl Element for PositionalLineageHash {
     fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         match reader.value()? {
             Value::Blob(bytes) => lineage_hash(field, bytes),
-            other => Err(wrong_type(field, Self::EXPECTED, other)),
+            other => Err(DecodeError::wrong_type(field, Self::EXPECTED, other)),
         }
     }
 }

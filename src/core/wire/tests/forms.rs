@@ -3,14 +3,18 @@
 
 use proptest::prelude::*;
 use rmp::encode;
+use serde_json::json;
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::super::{
     Address, BlockContent, BlockNames, Event, EventBatch, QueryKey, QueryRequest, RemovedBlocks,
-    ResumableBlocks, StoredBlocks, WireLimits,
+    ResumableBlocks, ResyncChunk, StoredBlocks, WireLimits,
 };
 use super::generate;
+
+/// A nil. For an optional field it means the same as leaving the key out.
+const NIL: [u8; 1] = [0xc0];
 
 /// Map entries, in the order in which they are sent.
 type Entries = Vec<(String, Vec<u8>)>;
@@ -64,8 +68,7 @@ fn entry(key: &str, value: Vec<u8>) -> (String, Vec<u8>) {
 }
 
 fn optional_text(key: &str, content: Option<&String>) -> (String, Vec<u8>) {
-    // Absent is nil here, which must mean the same as leaving the key out.
-    entry(key, content.map_or(vec![0xc0], |content| text(content)))
+    entry(key, content.map_or(NIL.into(), |content| text(content)))
 }
 
 fn tokens_entries(tokens: &[u32], lora_name: Option<&String>, cache_salt: Option<&String>) -> Entries {
@@ -87,32 +90,39 @@ fn stored_entries(stored: &StoredBlocks) -> Entries {
         } => {
             entries.push(entry(
                 "parent",
-                parent.map_or(vec![0xc0], |parent| number(parent.as_u64())),
+                parent.map_or(NIL.into(), |parent| number(parent.as_u64())),
             ));
             entries.push(entry(
                 "position",
-                position.map_or(vec![0xc0], |position| number(position.as_u64())),
+                position.map_or(NIL.into(), |position| number(position.as_u64())),
             ));
             entries.push(entry("sequence_hashes", numbers(hashes)));
         }
     }
     match &stored.content {
-        None => {}
-        Some(BlockContent::BlockHashes(hashes)) => entries.push(entry("block_hashes", numbers(hashes))),
+        None => entries.extend([entry("block_hashes", NIL.into()), entry("tokens", NIL.into())]),
+        Some(BlockContent::BlockHashes(hashes)) => {
+            entries.extend([
+                entry("block_hashes", numbers(hashes)),
+                entry("tokens", NIL.into()),
+            ]);
+        }
         Some(BlockContent::Tokens {
             tokens,
             lora_name,
             cache_salt,
         }) => {
             entries.extend(tokens_entries(tokens, lora_name.as_ref(), cache_salt.as_ref()));
+            entries.push(entry("block_hashes", NIL.into()));
         }
     }
-    if let Some(names) = &stored.engine_hashes {
-        entries.push(entry("engine_hashes", numbers(names)));
-    }
-    if let Some(runs) = stored.resumable.runs() {
-        entries.push(entry("resumable", numbers(runs)));
-    }
+    let names = stored.engine_hashes.as_ref();
+    entries.push(entry(
+        "engine_hashes",
+        names.map_or(NIL.into(), |names| numbers(names)),
+    ));
+    let runs = stored.resumable.runs();
+    entries.push(entry("resumable", runs.map_or(NIL.into(), numbers)));
     entries
 }
 
@@ -178,7 +188,7 @@ proptest! {
         let events = batch.events.iter().map(|event| disguise(event_entries(event), rotation / 7, depth / 3));
         let told = batch.profile.as_ref();
         let address = told.map(|told| told.address.as_ref().map_or(String::new(), Address::to_string));
-        let labels = told.map_or(vec![0xc0], |told| {
+        let labels = told.map_or(NIL.into(), |told| {
             map(&told.labels.iter().map(|(key, value)| entry(key, text(value))).collect())
         });
         let entries = vec![
@@ -186,11 +196,11 @@ proptest! {
             entry("epoch", number(batch.epoch)),
             entry("seq", number(batch.seq)),
             entry("rank", number(u64::from(batch.rank))),
-            entry("time_us", batch.time_us.map_or(vec![0xc0], number)),
+            entry("time_us", batch.time_us.map_or(NIL.into(), number)),
             entry("tier", number(u64::from(batch.tier.as_u8()))),
             entry(
                 "block_size",
-                batch.block_size.map_or(vec![0xc0], |size| number(u64::from(size.as_u32()))),
+                batch.block_size.map_or(NIL.into(), |size| number(u64::from(size.as_u32()))),
             ),
             optional_text("address", address.as_ref()),
             entry("labels", labels),
@@ -216,16 +226,16 @@ proptest! {
                 QueryKey::SequenceHashes(hashes) => vec![entry("sequence_hashes", numbers(hashes))],
                 QueryKey::LineageHashes(hashes) => vec![entry("lineage_hashes", lineage(hashes))],
             };
-            if let Some(positions) = &query.positions {
-                let positions = positions.iter().map(|position| number(position.as_u64()));
-                entries.push(entry("positions", array(positions)));
-            }
-            entries.push(entry("token_count", query.token_count.map_or(vec![0xc0], number)));
+            let positions = query.positions.as_ref().map_or(NIL.into(), |positions| {
+                array(positions.iter().map(|position| number(position.as_u64())))
+            });
+            entries.push(entry("positions", positions));
+            entries.push(entry("token_count", query.token_count.map_or(NIL.into(), number)));
             let options = &query.options;
             if let Some(workers) = &options.workers {
                 entries.push(entry("workers", array(workers.iter().map(|worker| text(worker.as_str())))));
             }
-            entries.push(entry("limit", options.limit.map_or(vec![0xc0], |limit| number(u64::from(limit)))));
+            entries.push(entry("limit", options.limit.map_or(NIL.into(), |limit| number(u64::from(limit)))));
             entries.push(entry("min_blocks", number(u64::from(options.min_blocks))));
             for (key, flag) in [
                 ("explain", options.explain),
@@ -244,6 +254,55 @@ proptest! {
             }
         };
         prop_assert_eq!(QueryRequest::decode(&payload, &WireLimits::default()), Ok(request));
+    }
+}
+
+#[test]
+fn a_nil_in_a_chunk_is_an_absent_field() {
+    let required = || {
+        vec![
+            entry("epoch", number(1)),
+            entry("seq", number(2)),
+            entry("kind", text("full")),
+            entry("chunk", number(0)),
+        ]
+    };
+    let decode = |entries| ResyncChunk::decode(&map(&entries), &WireLimits::default()).unwrap();
+    for key in ["time_us", "recomputed_block_size"] {
+        let mut entries = required();
+        entries.push(entry(key, NIL.into()));
+        assert_eq!(decode(entries), decode(required()), "{key}");
+    }
+}
+
+#[test]
+fn a_null_in_json_is_an_absent_field() {
+    let batch = |event: serde_json::Value| {
+        let batch = json!({"epoch": 1, "seq": 1, "events": [event]});
+        serde_json::from_value::<EventBatch>(batch).unwrap()
+    };
+    let plain = json!({"type": "stored", "sequence_hashes": [1]});
+    for key in [
+        "parent",
+        "position",
+        "lineage_hashes",
+        "engine_hashes",
+        "block_hashes",
+        "tokens",
+        "lora_name",
+        "cache_salt",
+        "resumable",
+    ] {
+        let mut event = plain.clone();
+        event[key] = serde_json::Value::Null;
+        assert_eq!(batch(event), batch(plain.clone()), "{key}");
+    }
+    let query = |query: serde_json::Value| serde_json::from_value::<QueryRequest>(query).unwrap();
+    let plain = json!({"sequence_hashes": [1]});
+    for key in ["lora_name", "cache_salt", "positions", "token_count", "limit"] {
+        let mut asked = plain.clone();
+        asked[key] = serde_json::Value::Null;
+        assert_eq!(query(asked), query(plain.clone()), "{key}");
     }
 }
 

@@ -164,3 +164,61 @@ async fn a_refused_publisher_is_forgotten_in_time_that_was_listened() {
         pool.tick(true);
     }
 }
+
+/// Has the pool receive a batch on the events subject of `worker`, which need not be a name.
+async fn receive(pool: &LanePool, worker: &str, seq: u64, events: Vec<Event>) {
+    let subject = format!("kvatlas.v1.events.llama.{worker}");
+    let payload = batch(seq, events).encode();
+    pool.receive(&subject, &payload, never(), Duration::ZERO, None)
+        .await;
+    pool.drain().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_publisher_whose_name_is_not_accepted_is_doubtful() {
+    let limits = WireLimits {
+        name_bytes_max: 5,
+        ..WireLimits::default()
+    };
+    let pool = pool_of_a(LaneSettings { limits, ..settings() }).await;
+    let longer = "x".repeat(65);
+    for (number, worker) in ["abcdef", "a:b", "a.b", &longer].into_iter().enumerate() {
+        for seq in [1, 2] {
+            receive(&pool, worker, seq, Vec::new()).await;
+            assert_eq!(refused(&pool).0, number + 1, "{worker}");
+        }
+    }
+    assert!(pool.drops_some());
+    for worker in ["a.b", "a:b"] {
+        receive(&pool, worker, 3, vec![Event::Goodbye]).await;
+    }
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let named = namespace.indexer.refused().named(9);
+    let named: Vec<_> = named
+        .iter()
+        .map(|known| (known.worker.as_str(), known.reason))
+        .collect();
+    let cut = format!("{}...", &longer[..64]);
+    assert_eq!(named, [("abcdef", "bad_subject"), (cut.as_str(), "bad_subject")]);
+}
+
+#[tokio::test]
+async fn a_publisher_whose_name_is_not_accepted_makes_no_namespace() {
+    let pool = LanePool::start(&settings(), Arc::new(namespaces())).unwrap();
+    receive(&pool, "a:b", 1, Vec::new()).await;
+    assert!(pool.namespaces.all().is_empty());
+    let strays = pool.strays();
+    assert!(strays.len() == 1 && *strays[0].namespace() == frame(1).namespace);
+    assert!(pool.lacks_any(|name| *name == frame(1).namespace));
+}
+
+#[tokio::test]
+async fn a_publisher_whose_name_is_not_accepted_counts_in_one_shard() {
+    let of_shard = async |index| {
+        let shard = Shard::new(index, 3);
+        let pool = LanePool::start(&LaneSettings { shard, ..settings() }, Arc::new(namespaces())).unwrap();
+        receive(&pool, "a:b", 1, Vec::new()).await;
+        pool.strays().len()
+    };
+    assert_eq!(of_shard(0).await + of_shard(1).await + of_shard(2).await, 1);
+}

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
+use kvatlas_core::stream::RefusedName;
+use kvatlas_core::wire::{NamespaceName, PROBE_NAME};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 /// Maximum number of names of missing namespaces that are kept. Messages for further names only show in the metrics.
@@ -21,7 +22,7 @@ const DETAIL_CHARACTERS_MAX: usize = 200;
 pub(crate) struct Stray {
     namespace: NamespaceName,
     /// Publisher of the last dropped message.
-    worker: WorkerName,
+    worker: RefusedName,
     /// Reason for which the last message was dropped, as metrics name it.
     reason: &'static str,
     /// Error text of the last dropped message.
@@ -64,7 +65,7 @@ impl Strays {
     pub(in super::super) fn note(
         &self,
         namespace: &NamespaceName,
-        worker: &WorkerName,
+        worker: &RefusedName,
         reason: DropReason,
         error: &dyn std::fmt::Display,
         now_us: u64,
@@ -130,7 +131,7 @@ mod tests {
         let strays = Strays::default();
         let name = |name: &str| NamespaceName::new(name).unwrap();
         let note = |namespace: &str, worker: &str| {
-            let worker = WorkerName::new(worker).unwrap();
+            let worker = RefusedName::in_subject(worker);
             strays.note(
                 &name(namespace),
                 &worker,
@@ -150,7 +151,7 @@ mod tests {
 
     #[test]
     fn names_are_kept_while_messages_come_and_no_namespace_is_made() {
-        let (strays, worker) = (Strays::default(), WorkerName::new("gpu-0").unwrap());
+        let (strays, worker) = (Strays::default(), RefusedName::in_subject("gpu-0"));
         let name = |number: usize| NamespaceName::new(&format!("n{number:03}")).unwrap();
         for number in 0..NAMES_MAX + 9 {
             strays.note(

@@ -222,17 +222,19 @@ function coverage(node, holders) {
 }
 
 function loss(found) {
-  const { below, asking, sampled, seconds, tokens } = found.loss;
+  const { below, asking, compared, sampled, seconds, tokens } = found.loss;
   const list = make("ul", { className: "plain" });
   const add = (text) => list.append(make("li", { textContent: text }));
-  const [last] = found.holders;
-  if (found.complete === 1) add(`One loss away: only ${last.worker} rank ${last.rank} has all of it.`);
+  // Holders are listed by the blocks that a request can reuse, so one that has all of it may come later, or not at all.
+  const last = found.holders.find(({ blocks }) => blocks >= found.end);
+  if (found.complete === 1) add(`One loss away: only ${last ? `${last.worker} rank ${last.rank}` : "one holder"} has all of it.`);
   else if (found.complete === 0) add("Nobody has all of it: it is lost already.");
   else add(`${counted(found.complete, "holder", "holders")} would have to lose it.`);
   add(`${counted(below.blocks, "block", "blocks")} at and below it, in ${counted(below.copies, "copy", "copies")}${below.partial ? " or more" : ""}, could no longer be found.`);
   if (sampled > 0) {
-    add(`${count(asking)} of ${counted(sampled, "sampled query", "sampled queries")} in ${seconds} s (${percent(asking, sampled)}) ask for all of it; ` +
-      `each would compute ${counted(tokens, "token", "tokens")} again.`);
+    // The sample keeps the first blocks of a query only.
+    const what = compared < found.end ? `its first ${counted(compared, "block", "blocks")}.` : `all of it; each would compute ${counted(tokens, "token", "tokens")} again.`;
+    add(`${count(asking)} of ${counted(sampled, "sampled query", "sampled queries")} in ${seconds} s (${percent(asking, sampled)}) ask for ${what}`);
   }
   return list;
 }

@@ -24,7 +24,8 @@ export class Fleet {
   #reasons = [];
   #shown = [];
   #current = 0;
-  #currentNumber = null;
+  /** Keys of the holder that the keyboard is at, and of the holder whose details are shown. */
+  #currentKey = null;
   #told = null;
   /** Holder that the page's address names. Empty once the holder has been shown. */
   #wanted = remembered("holder");
@@ -38,7 +39,7 @@ export class Fleet {
   #name = document.getElementById("filter-name");
   #state = document.getElementById("filter-state");
   #detail = new Detail();
-  #matrix = new Matrix((number) => this.#choose(number));
+  #matrix = new Matrix((key) => this.#choose(key));
 
   constructor() {
     const [key, way] = remembered("sort").split("-");
@@ -95,11 +96,11 @@ export class Fleet {
     all.forEach((holder, place) => { holder.place = place; });
   }
 
-  /** Applies the changes of a frame. */
+  /** Applies the changes of a frame. Another process gives other numbers to the same holders, so all else refers to holders by their keys. */
   apply(change, nowUs) {
     if (change.whole) this.#holders.clear();
     for (const [number, namespace, worker, rank] of change.added) {
-      if (!this.#holders.has(number)) this.#holders.set(number, { number, namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, since: 0, place: 0, address: "", labels: "", trouble: "", low: worker.toLowerCase() });
+      if (!this.#holders.has(number)) this.#holders.set(number, { number, key: keyOf(namespace, worker, rank), namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, since: 0, place: 0, address: "", labels: "", trouble: "", low: worker.toLowerCase() });
     }
     for (const [number, address, labels] of change.profiles ?? []) {
       const holder = this.#holders.get(number);
@@ -128,17 +129,6 @@ export class Fleet {
     return this.#holders.values();
   }
 
-  /** Returns the numbers of exact and of degraded holders, by namespace. */
-  counts() {
-    const counts = new Map();
-    for (const { namespace, bits } of this.#holders.values()) {
-      if (!counts.has(namespace)) counts.set(namespace, { exact: 0, degraded: 0 });
-      const known = counts.get(namespace);
-      if (bits === 0) known.exact += 1; else known.degraded += 1;
-    }
-    return counts;
-  }
-
   #words(bits) {
     return this.#reasons.filter(([bit]) => (bits & bit) !== 0).map(([, word]) => word);
   }
@@ -153,7 +143,7 @@ export class Fleet {
   #refilter() {
     this.#grid.scrollTop = 0;
     this.#current = 0;
-    this.#currentNumber = null;
+    this.#currentKey = null;
     this.#refresh();
   }
 
@@ -185,11 +175,11 @@ export class Fleet {
       const order = column.key !== this.#sort.key ? "none" : this.#sort.down ? "descending" : "ascending";
       column.cell.setAttribute("aria-sort", order);
     }
-    if (this.#currentNumber !== null) {
-      const place = this.#shown.findIndex((holder) => holder.number === this.#currentNumber);
+    if (this.#currentKey !== null) {
+      const place = this.#shown.findIndex((holder) => holder.key === this.#currentKey);
       if (place >= 0) this.#current = place;
     }
-    const all = this.#totals.total > this.#totals.shown ? ` (the first ${count(this.#totals.shown)} of ${count(this.#totals.total)})` : "";
+    const all = this.#totals.total > this.#totals.shown ? ` (${count(this.#totals.shown)} of ${count(this.#totals.total)} are shown, degraded ones first)` : "";
     say(document.getElementById("fleet-count"), `${counted(this.#shown.length, "holder", "holders")}${all}`);
     this.#grid.setAttribute("aria-rowcount", this.#shown.length + 1);
     // Reasons are never cut off: the column is as wide as the longest text.
@@ -200,10 +190,10 @@ export class Fleet {
     this.#grid.style.setProperty("--row", `${this.#rowHeight}px`);
     this.#body.style.height = `${this.#shown.length * this.#rowHeight}px`;
     this.#find();
-    const told = this.#holders.get(this.#told);
+    const told = this.#holder(this.#told);
     this.#detail.apply(told, told ? this.#words(told.bits) : []);
     const byName = [...this.#shown].sort((one, other) => one.place - other.place);
-    this.#matrix.apply(byName, (bits) => this.#words(bits), this.#told, this.#now);
+    this.#matrix.apply(byName, (bits) => this.#words(bits), this.#told);
     this.#draw();
   }
 
@@ -212,7 +202,7 @@ export class Fleet {
     if (this.#wanted === "") return;
     const found = this.#shown.find(({ worker, rank }) => `${worker}/${rank}` === this.#wanted);
     if (!found) return;
-    this.#told = found.number;
+    this.#told = found.key;
     this.#wanted = "";
   }
 
@@ -271,7 +261,7 @@ export class Fleet {
 
   #moveTo(place) {
     this.#current = Math.min(Math.max(0, place), Math.max(0, this.#shown.length - 1));
-    this.#currentNumber = this.#shown[this.#current]?.number ?? null;
+    this.#currentKey = this.#shown[this.#current]?.key ?? null;
     const [top, height] = [this.#current * this.#rowHeight, this.#grid.clientHeight - this.#rowHeight];
     // The head covers the first row's height.
     if (top < this.#grid.scrollTop) this.#grid.scrollTop = top;
@@ -299,15 +289,25 @@ export class Fleet {
   }
 
   #chooseCurrent() {
-    this.#choose(this.#shown[this.#current]?.number ?? null);
+    this.#choose(this.#shown[this.#current]?.key ?? null);
   }
 
-  /** Shows the details of the holder with this number, or hides the details if there is no such holder. */
-  #choose(number) {
-    this.#told = number;
+  /** Returns the holder with this key. */
+  #holder(key) {
+    return key === null ? undefined : [...this.#holders.values()].find((holder) => holder.key === key);
+  }
+
+  /** Shows the details of the holder with this key, or hides the details if there is no such holder. */
+  #choose(key) {
+    this.#told = key;
     this.#wanted = "";
-    const holder = this.#holders.get(number);
+    const holder = this.#holder(key);
     remember("holder", holder ? `${holder.worker}/${holder.rank}` : "");
     this.#refresh();
   }
+}
+
+/** Returns the key of a holder, which stays the same over restarts of the daemon. */
+function keyOf(namespace, worker, rank) {
+  return `${namespace}\n${worker}\n${rank}`;
 }

@@ -33,8 +33,8 @@ export class Detail {
   /** Shows a holder from a frame. `words` are its reasons for doubt. Hides the section if there is no holder. */
   apply(holder, words) {
     this.#section.hidden = !holder;
-    const isOther = holder?.number !== this.#shown;
-    this.#shown = holder?.number ?? null;
+    const isOther = holder?.key !== this.#shown;
+    this.#shown = holder?.key ?? null;
     if (!holder) return;
     const begun = holder.since > 0 ? ` since ${clock(holder.since)}` : "";
     const state = words.length === 0 ? "exact" : `degraded: ${words.join(", ")}${begun}`;
@@ -61,7 +61,7 @@ export class Detail {
     const { holders } = await answer.json();
     const found = holders.find(({ rank }) => rank === holder.rank);
     // Another holder may have been chosen while the answer was on its way.
-    if (asked !== this.#asked || this.#shown !== holder.number || !found) return;
+    if (asked !== this.#asked || this.#shown !== holder.key || !found) return;
     this.#tell(holder, found);
     this.#draw(found.changes ?? []);
   }

@@ -1,5 +1,5 @@
 // The matrix: a cell for each holder that passes the filter, in the order of names, coloured by state.
-import { count, make, say, since } from "./text.js";
+import { clock, count, make, say } from "./text.js";
 
 /** Maximum number of cells. More cells could not be told apart. */
 const CELLS_MAX = 5000;
@@ -21,17 +21,17 @@ export class Matrix {
   #list = document.getElementById("matrix");
   #note = document.getElementById("matrix-note");
 
-  /** Makes the matrix. `choose` is called with the number of the chosen holder. */
+  /** Makes the matrix. `choose` is called with the key of the chosen holder. */
   constructor(choose) {
     this.#choose = choose;
     this.#list.addEventListener("keydown", (event) => this.#key(event));
   }
 
   /** Shows these holders in the given order. `words` returns the reasons of a holder. */
-  apply(holders, words, chosen, nowUs) {
+  apply(holders, words, chosen) {
     const shown = holders.slice(0, CELLS_MAX);
     while (this.#cells.length > shown.length) this.#cells.pop().element.remove();
-    shown.forEach((holder, place) => this.#fill(this.#cells[place] ?? this.#make(place), holder, words, chosen, nowUs));
+    shown.forEach((holder, place) => this.#fill(this.#cells[place] ?? this.#make(place), holder, words, chosen));
     this.#current = Math.min(this.#current, Math.max(0, shown.length - 1));
     this.#mark();
     say(this.#note, holders.length > shown.length ? `the first ${count(shown.length)} of ${count(holders.length)}; a filter finds the others` : "");
@@ -39,11 +39,11 @@ export class Matrix {
 
   #make(place) {
     const element = make("div", { className: "cell", role: "option", id: `cell-${place}` });
-    const cell = { element, number: -1, bits: -1, since: -1, isChosen: null };
+    const cell = { element, key: null, bits: -1, since: -1, isChosen: null };
     element.addEventListener("click", () => {
       this.#current = place;
       this.#mark();
-      this.#choose(cell.number);
+      this.#choose(cell.key);
     });
     this.#cells.push(cell);
     this.#list.append(element);
@@ -51,12 +51,13 @@ export class Matrix {
   }
 
   /** Updates a cell, but only if it has changed: there may be thousands of cells. */
-  #fill(cell, holder, words, chosen, nowUs) {
-    const isChosen = holder.number === chosen;
-    if (cell.number === holder.number && cell.bits === holder.bits && cell.since === holder.since && cell.isChosen === isChosen) return;
-    Object.assign(cell, { number: holder.number, bits: holder.bits, since: holder.since, isChosen });
+  #fill(cell, holder, words, chosen) {
+    const isChosen = holder.key === chosen;
+    if (cell.key === holder.key && cell.bits === holder.bits && cell.since === holder.since && cell.isChosen === isChosen) return;
+    Object.assign(cell, { key: holder.key, bits: holder.bits, since: holder.since, isChosen });
     const reasons = words(holder.bits);
-    const begun = holder.since > 0 ? ` ${since(holder.since, nowUs)}` : "";
+    // Without the age, which would change every second.
+    const begun = holder.since > 0 ? ` since ${clock(holder.since)}` : "";
     const state = reasons.length === 0 ? "exact" : `degraded: ${reasons.join(", ")}${begun}`;
     const text = `${holder.worker}/${holder.rank}: ${state}`;
     cell.element.className = `cell ${shade(reasons)}`;
@@ -82,7 +83,7 @@ export class Matrix {
       this.#mark();
       this.#cells[this.#current]?.element.scrollIntoView({ block: "nearest" });
     } else if (event.key === "Enter" || event.key === " ") {
-      if (this.#cells[this.#current]) this.#choose(this.#cells[this.#current].number);
+      if (this.#cells[this.#current]) this.#choose(this.#cells[this.#current].key);
     } else return;
     event.preventDefault();
   }

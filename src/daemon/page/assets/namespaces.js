@@ -34,9 +34,9 @@ export class Namespaces {
     this.#sparks = new Map(Object.entries(namespaces));
   }
 
-  /** Shows a frame. `counts` has the exact and degraded holders by namespace. Returns the names, the worst first. */
-  apply(frame, counts) {
-    const judged = frame.namespaces.map((namespace) => judge(namespace, counts.get(namespace.name) ?? { exact: 0, degraded: 0 }));
+  /** Shows a frame. Returns the names, the worst first. */
+  apply(frame) {
+    const judged = frame.namespaces.map(judge);
     judged.sort((one, other) => other.weight - one.weight || (one.name < other.name ? -1 : 1));
     const names = new Set(judged.map(({ name }) => name));
     for (const [name, row] of this.#rows) {
@@ -102,19 +102,19 @@ export class Namespaces {
     row.all.setAttribute("d", path(([all]) => all));
     row.inexact.setAttribute("d", path(([, inexact]) => inexact));
     const [all, inexact] = bars.reduce(([one, other], bar) => [one + bar[0], other + bar[1]], [0, 0]);
-    const label = all === 0 ? "nobody asked" : `${count(all)} answers, ${percent(inexact, all)} of them inexact, at most ${compact(top / this.#seconds)} a second`;
+    // The daemon keeps bars of a limited number of namespaces, and a new one has none yet.
+    const label = bars.length === 0 ? "not known" : all === 0 ? "nobody asked" : `${count(all)} answers, ${percent(inexact, all)} of them inexact, at most ${compact(top / this.#seconds)} a second`;
     row.picture.setAttribute("aria-label", `${name}: ${label}`);
   }
 }
 
 /** Returns a namespace's health in words, and its weight in the order of the namespaces. */
-function judge(namespace, { exact, degraded }) {
-  const { name, distinct_blocks: blocks, refused_publishers: refused, ahead, broken_promises: broken, cost } = namespace;
+function judge({ name, exact, degraded, distinct_blocks: blocks, refused_total: refused, epochs_ahead: ahead, broken_promises_total: broken, cost }) {
   const words = [];
   if (degraded > 0) words.push(`${counted(degraded, "holder", "holders")} in doubt`);
-  if (refused?.length) words.push(`all batches dropped of ${counted(refused.length, "publisher", "publishers")}`);
-  if (broken?.length) words.push(`${counted(broken.length, "holder breaks", "holders break")} promises`);
-  if (ahead?.length) words.push(`${counted(ahead.length, "clock is", "clocks are")} ahead`);
+  if (refused > 0) words.push(`all batches dropped of ${counted(refused, "publisher", "publishers")}`);
+  if (broken > 0) words.push(`${counted(broken, "holder breaks", "holders break")} promises`);
+  if (ahead > 0) words.push(`${counted(ahead, "clock is", "clocks are")} ahead`);
   const holders = exact + degraded;
   const inexact = cost?.queries > 0 ? cost.inexact / cost.queries : 0;
   // Troubles weigh most, then the share of inexact answers. An empty namespace weighs least.

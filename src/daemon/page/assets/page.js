@@ -15,7 +15,10 @@ const LOST_MS = 2000;
 /** Time without a message after which the stream of frames counts as lost: a frame comes every second. */
 const SILENCE_MS = 5000;
 
-/** Stream of server-sent events, which is opened again whenever it has ended, or nothing has come for `silence` milliseconds. */
+/**
+ * Stream of server-sent events, which is opened again whenever it has ended, or nothing has come for `silence` milliseconds. `onLost` is called with the
+ * reason if the daemon refuses the stream, and without one otherwise.
+ */
 class Stream {
   #source = null;
   #timer = 0;
@@ -46,8 +49,22 @@ class Stream {
     source.addEventListener("error", () => {
       this.#lost ||= setTimeout(this.onLost, LOST_MS);
       // While the source is connecting, the browser tries again by itself.
-      if (source.readyState === EventSource.CLOSED) this.#timer = setTimeout(() => this.open(target), RETRY_MS);
+      if (source.readyState !== EventSource.CLOSED) return;
+      clearTimeout(this.#silent);
+      this.#timer = setTimeout(() => this.open(target), RETRY_MS);
+      this.#tellRefusal(target, source);
     });
+  }
+
+  /** Asks why the daemon has refused a stream: the browser keeps that from an event source. */
+  async #tellRefusal(target, source) {
+    const asking = new AbortController();
+    const answer = await fetch(target, { signal: asking.signal }).catch(() => null);
+    const refusal = answer && !answer.ok ? await answer.json().catch(() => null) : null;
+    asking.abort();
+    if (!refusal?.error || this.#source !== source) return;
+    clearTimeout(this.#lost);
+    this.onLost(refusal.error);
   }
 
   /** Waits for the next message. A daemon that hangs sends none, and its connections stay open. */
@@ -146,14 +163,13 @@ namespaces.addEventListener("change", changeNamespace);
 
 function onFrame(frame) {
   fleet.apply(frame.fleet, frame.now_us);
-  const counts = fleet.counts();
-  setNamespaces(overview.apply(frame, counts));
+  setNamespaces(overview.apply(frame));
   plots.apply(frame.rates, frame.now_us);
   trouble.apply(frame, fleet.holders());
   if (frame.ready) setReadiness("ready", true);
   else setReadiness("not ready", false, frame.reasons.join("; "));
   const sizes = frame.namespaces.find(({ name }) => name === chosen());
-  const { exact, degraded } = counts.get(chosen()) ?? { exact: 0, degraded: 0 };
+  const { exact, degraded } = sizes ?? { exact: 0, degraded: 0 };
   atlas.setHolders(exact + degraded);
   promises.apply(sizes);
   const rates = frame.rates;
@@ -172,17 +188,17 @@ const frames = new Stream({
   hello(hello) {
     say(document.getElementById("version"), `${hello.version} (${hello.commit})`);
     fleet.setReasons(hello.reasons, hello.mends);
-    trouble.setReasons(hello.reasons, hello.mends);
+    trouble.setReasons(hello.reasons, hello.mends, hello.drop_mends);
   },
   past: (past) => plots.setPast(past),
   sparks: (sparks) => overview.setSparks(sparks),
   frame: onFrame,
-}, () => setReadiness("no connection", false), SILENCE_MS);
+}, (why) => setReadiness(why ? `no connection: ${why}` : "no connection", false), SILENCE_MS);
 
 const atlases = new Stream({
   atlas: (found) => atlas.apply(found),
   trouble: (text) => say(document.getElementById("atlas-note"), text),
-});
+}, (why) => { if (why) say(document.getElementById("atlas-note"), why); });
 
 function openAtlas() {
   if (chosen() === "") return;

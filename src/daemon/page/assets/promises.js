@@ -1,6 +1,6 @@
 // Blocks that exact answers promised, compared with the blocks that requests found, by holder. Worst holders come
 // first.
-import { count, counted, make, say } from "./text.js";
+import { count, counted, make, percent, say } from "./text.js";
 
 /** Titles of the columns, each with whether the column has numbers. */
 const COLUMNS = [["Holder", false], ["Promised", true], ["Found", true], ["Not found", true], ["Share found", false], ["Found besides", true], ["Requests", true]];
@@ -38,14 +38,8 @@ function row(one, isBroken) {
   const { requests, promised_blocks: promised, missing_blocks: missing, unpromised_blocks: besides } = one;
   const found = promised - missing;
   const number = (text) => make("td", { className: "number", textContent: text });
-  const share = make("td", { className: isBroken ? "number state-degraded" : "number", textContent: shareOf(missing, promised) });
+  const share = make("td", { className: isBroken ? "number state-degraded" : "number", textContent: percent(missing, promised) });
   const meter = make("meter", { min: 0, max: Math.max(1, promised), value: found, "aria-label": `share of what was promised of ${nameOf(one)} that was found` });
   return make("tr", {}, make("th", { scope: "row", className: "name", textContent: nameOf(one) }), number(count(promised)), number(count(found)), share, make("td", {}, meter),
     number(besides > 0 ? count(besides) : ""), number(count(requests)));
-}
-
-/** Returns a share in percent. A small share that is not 0 is shown as "under 1 %". */
-function shareOf(part, all) {
-  const percent = Math.floor((100 * part) / Math.max(1, all));
-  return percent === 0 && part > 0 ? "under 1 %" : `${percent} %`;
 }

@@ -46,8 +46,14 @@ const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignific
 
 export const count = (number) => whole.format(number);
 export const compact = (number) => short.format(number);
-export const percent = (part, all) => (all > 0 ? `${Math.round((100 * part) / all)} %` : "–");
 export const counted = (number, one, several) => `${count(number)} ${number === 1 ? one : several}`;
+
+/** Returns a share in percent, rounded down: a share that is nearly whole is not 100 %, and a small one is not 0 %. */
+export function percent(part, all) {
+  if (!(all > 0)) return "–";
+  const whole = Math.floor((100 * part) / all);
+  return whole === 0 && part > 0 ? "under 1 %" : `${whole} %`;
+}
 
 /** Returns a duration in microseconds as text. */
 export function time(us) {

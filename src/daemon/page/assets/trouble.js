@@ -1,9 +1,11 @@
 // Troubles, with culprit, time and advice. They stand first on the page, and are hidden while there are none.
-import { copied, count, counted, make, mendOf, say, since, time } from "./text.js";
+import { copied, count, counted, make, mendOf, percent, say, since, time } from "./text.js";
 
 /** Maximum number of rows, and maximum number of names in a row. */
 const ROWS_MAX = 8;
 const NAMES_MAX = 4;
+/** Reasons for doubt that follow from a silent NATS server: nothing can be done about single holders then. */
+const OF_SILENCE = new Set(["behind", "stale"]);
 
 export class Trouble {
   #section = document.getElementById("trouble");
@@ -14,19 +16,21 @@ export class Trouble {
   #rest = make("span");
   #more = make("li", { className: "quiet", hidden: true }, this.#rest, ...copied("kvatlas doctor"));
   #mends = new Map();
+  #dropMends = new Map();
   #words = [];
 
-  /** Stores the words for the bits of a holder's reasons, and the advice for each word. */
-  setReasons(reasons, mends) {
+  /** Stores the words for the bits of a holder's reasons, the advice for each word, and that for each reason of drops. */
+  setReasons(reasons, mends, dropMends) {
     this.#words = reasons;
     this.#mends = new Map(mends);
+    this.#dropMends = new Map(dropMends);
   }
 
   /** Shows the troubles of a frame and of all holders. */
   apply(frame, holders) {
     const costs = new Map(frame.costs ?? []);
-    const all = [...this.#notReady(frame), ...this.#outage(frame), ...this.#shards(frame), ...this.#strays(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
-      ...this.#uploads(frame), ...this.#doubts(holders, costs), ...this.#promises(frame), ...this.#clocks(frame)];
+    const all = [...this.#notReady(frame), ...this.#silence(frame), ...this.#outage(frame), ...this.#shards(frame), ...this.#strays(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
+      ...this.#uploads(frame), ...this.#doubts(frame, holders, costs), ...this.#promises(frame), ...this.#clocks(frame)];
     const found = all.slice(0, ROWS_MAX);
     const keys = new Set(found.map(({ key }) => key));
     for (const key of this.#since.keys()) if (!keys.has(key)) this.#since.delete(key);
@@ -48,6 +52,12 @@ export class Trouble {
   #notReady({ ready, reasons, awaited }) {
     if (ready) return [];
     return [{ key: "ready", what: "not ready", who: reasons.join("; "), mend: awaited ? this.#mend(awaited) : "nothing: it is stopping", word: "KvatlasNotReady" }];
+  }
+
+  #silence({ broker_silent_us: silent, now_us: now }) {
+    if (!silent) return [];
+    return [{ key: "silence", what: "NATS server silent", word: "behind", who: "nothing comes from it, not even the daemon's own messages; all holders are behind",
+      mend: "see whether the NATS server runs and answers others, and the network to it", since: now - silent }];
   }
 
   #shards(frame) {
@@ -76,12 +86,14 @@ export class Trouble {
   }
 
   /** Returns a row for each namespace and reason. Rows with the most holders come first. */
-  #doubts(holders, costs) {
+  #doubts({ fleet, namespaces, broker_silent_us: silent }, holders, costs) {
     const found = new Map();
+    const degraded = namespaces.reduce((sum, namespace) => sum + namespace.degraded, 0);
+    const least = fleet.shown < degraded ? "at least " : "";
     for (const holder of holders) {
       if (holder.bits === 0) continue;
       for (const [bit, word] of this.#words) {
-        if ((holder.bits & bit) === 0) continue;
+        if ((holder.bits & bit) === 0 || (silent && OF_SILENCE.has(word))) continue;
         const key = `${word} ${holder.namespace}`;
         const row = found.get(key) ?? { key, what: word, word, namespace: holder.namespace, holders: [] };
         row.holders.push(holder);
@@ -93,12 +105,12 @@ export class Trouble {
       // The names are in their order.
       const first = row.holders.sort((one, other) => one.place - other.place).slice(0, NAMES_MAX);
       const unnamed = row.holders.length - first.length;
-      const more = unnamed > 0 ? ` and ${counted(unnamed, "other", "others")}` : "";
+      const more = unnamed > 0 ? ` and ${least}${counted(unnamed, "other", "others")}` : "";
       // For a publisher's own doubt, the row has the publisher's own explanation.
       const why = row.word.startsWith("upstream_") ? first.map(({ trouble }) => trouble).find((text) => text !== "") : undefined;
       row.who = `${first.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}${why ? `: ${why}` : ""}`;
       // The advice is about the first holder, and the cost is that of the most expensive one.
-      Object.assign(row, this.#advice(row.word, first[0]));
+      Object.assign(row, advice(this.#mends, row.word, first[0]));
       row.cost = this.#dearest(row.holders, costs);
       // The daemon knows the start of a doubt, unless it has only just begun to look.
       row.since = Math.min(...row.holders.map(({ since }) => since || Infinity));
@@ -118,16 +130,10 @@ export class Trouble {
     return "";
   }
 
-  /** Returns the advice for a word, with the commands about a culprit. */
-  #advice(word, culprit) {
-    const { text, commands } = mendOf(this.#mend(word), culprit);
-    return { mend: text, commands };
-  }
-
   /** Returns a row for each namespace that does not exist although events for it come. */
   #strays(frame) {
     return (frame.strays ?? []).map(({ namespace, worker, reason, detail, since_us: begun }) => ({ key: `stray ${namespace}`, what: "nothing is taken", word: reason,
-      who: `of namespace ${namespace}, lastly from ${worker} (${reason}): ${detail}`, since: begun, ...this.#advice(reason, { namespace, worker }) }));
+      who: `of namespace ${namespace}, lastly from ${worker} (${reason}): ${detail}`, since: begun, ...advice(this.#dropMends, reason, { namespace, worker }) }));
   }
 
   /** Returns a row for each namespace and reason for which publishers without a holder are refused. */
@@ -137,7 +143,7 @@ export class Trouble {
       for (const { worker, reason, since_us: begun } of refused ?? []) {
         const key = `dropped ${reason} ${name}`;
         const row = rows.get(key) ?? { key, what: "all batches dropped", word: reason, cost: cost?.text ?? "", names: [], since: Infinity,
-          ...this.#advice(reason, { namespace: name, worker }) };
+          ...advice(this.#dropMends, reason, { namespace: name, worker }) };
         row.names.push(worker);
         row.who = `${named(row.names)} (${reason}) of ${name}`;
         row.since = Math.min(row.since, begun || Infinity);
@@ -159,8 +165,8 @@ export class Trouble {
     const word = "KvatlasPromisesBroken";
     return frame.namespaces.flatMap(({ name, broken_promises: broken }) => (broken ?? []).map(({ worker, rank, promised_blocks: promised, missing_blocks: missing }) => ({
       key: `promise ${name} ${worker}/${rank}`, what: "promises broken", word,
-      who: `${Math.floor((100 * missing) / promised)} % of what exact answers promise of ${worker}/${rank} of ${name} is not found`,
-      ...this.#advice(word, { namespace: name, worker, rank }) })));
+      who: `${percent(missing, promised)} of what exact answers promise of ${worker}/${rank} of ${name} is not found`,
+      ...advice(this.#mends, word, { namespace: name, worker, rank }) })));
   }
 
   /** Shows the number and kinds of the rows for which there is no room. */
@@ -192,6 +198,12 @@ export class Trouble {
     }
     say(row.mend, mend === "" ? "" : `What to do: ${mend}. `);
   }
+}
+
+/** Returns the advice for a word, with the commands about a culprit. */
+function advice(mends, word, culprit) {
+  const { text, commands } = mendOf(mends.get(word) ?? "", culprit);
+  return { mend: text, commands };
 }
 
 /** Returns the first names of a list as text. Of many names, the daemon sends only some. */

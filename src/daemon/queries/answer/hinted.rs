@@ -4,9 +4,11 @@ use std::time::Instant;
 
 use kvatlas_core::index::{Match, Namespace, PositionalIndexer, QueryChain, Search};
 use kvatlas_core::wire::{
-    ErrorCode, HINTS_MAX, Hint, HolderId, NamespaceName, PredictedHolder, QueryOptions, WireError, WorkerName,
+    DegradedReason, ErrorCode, HINTS_MAX, Hint, HolderId, NamespaceName, PredictedHolder, QueryOptions,
+    WireError, WorkerName,
 };
 
+use super::ahead::{chain_ahead, key_ahead};
 use super::spoken::spoken;
 use super::{Answerer, profile_of, saturating_u32};
 use crate::hints::{Hints, KeptHint};
@@ -69,16 +71,24 @@ impl Answerer {
             let text = "a hint needs the whole chain; leave out positions";
             return Err(WireError::new(ErrorCode::BadRequest, text));
         }
+        let indexer = &namespace.indexer;
         let key = spoken(namespace, &hint.prompt.key)?;
-        let mut chain = self.chain(&namespace.indexer, &key)?;
+        let mut chain = self.chain(indexer, &key)?;
         let holder = HolderId {
             worker: hint.worker.clone(),
             rank: hint.rank,
         };
+        if looks_ahead(indexer, &holder) {
+            // The holder's blocks have the hashes of the same prompt that look ahead.
+            let key = key_ahead(namespace, &hint.prompt.key);
+            if let Some(mut chain) = key.as_deref().and_then(|key| chain_ahead(indexer, key)) {
+                return Ok(kept.add(&namespace.name, holder, &mut chain, now));
+            }
+        }
         Ok(kept.add(&namespace.name, holder, &mut chain, now))
     }
 
-    /// Returns the holders that, according to hints, will soon have more blocks of a prompt than the index shows. Empty
+    /// Returns the holders that, according to hints, will soon have more blocks of `chain` than the index shows. Empty
     /// unless the query asks for predictions. Holders that the index does not know are left out.
     pub(super) fn predicted(
         &self,
@@ -125,6 +135,14 @@ impl Answerer {
         predicted.sort_by(|one, other| one.order().cmp(&other.order()));
         predicted
     }
+}
+
+/// Whether the holder's engine looks ahead, that is, hashes each block with the token after it.
+fn looks_ahead(indexer: &PositionalIndexer, id: &HolderId) -> bool {
+    let ranks = indexer.holders_of(std::slice::from_ref(&id.worker));
+    let holder = ranks.iter().find(|holder| holder.id == *id);
+    let reasons = holder.map(|holder| holder.status.own_reasons());
+    reasons.is_some_and(|reasons| reasons.contains(DegradedReason::LooksAhead))
 }
 
 /// Whether the holder of a hint has all blocks of the hint.

@@ -10,6 +10,7 @@ use kvatlas_core::wire::{
 
 use super::*;
 
+mod ahead;
 mod usable;
 
 pub(super) fn answerer() -> Answerer {
@@ -492,109 +493,4 @@ fn a_doubt_about_a_tier_leaves_what_nearer_ones_have_certain() {
     assert_eq!(by(&asked[4..]), (Vec::new(), false));
     let holder = &scene.ask(prompt(&asked, None, None), None).holders[0];
     assert!(holder.is_exact_up_to(Tier::DEVICE) && !holder.is_exact_up_to(Tier::HOST));
-}
-
-#[test]
-fn engines_that_look_ahead_are_found_by_tokens() {
-    let scene = Scene::new();
-    let ahead: [&[u32]; 2] = [&[1, 2, 3, 4, 5], &[5, 6, 7, 8, 9]];
-    let looks = [DegradedReason::LooksAhead];
-    let _plain = scene.add("plain", &[&[1, 2, 3, 4]], &[]);
-    let lost = scene.add("ahead", &ahead, &looks);
-    let by = |tokens: &[u32]| scene.found(&prompt(tokens, None, None));
-    let plain = ("plain", 1, true);
-    let found = by(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
-    assert_eq!(found, (who(&[("ahead", 2, true), plain]), true));
-    // The prompt has another token after the second block, or no token.
-    let found = by(&[1, 2, 3, 4, 5, 6, 7, 8, 10]);
-    assert_eq!(found, (who(&[("ahead", 1, true), plain]), true));
-    assert_eq!(
-        by(&[1, 2, 3, 4, 5, 6, 7, 8]),
-        (who(&[("ahead", 1, true), plain]), true)
-    );
-    assert_eq!(by(&[1, 2, 3, 4, 6]), (who(&[plain]), true));
-    // By hashes, the holder is found if the hashes look ahead. Otherwise it is not known whether the holder has the
-    // blocks.
-    let hashes = |blocks: &[&[u32]]| {
-        let hash = |tokens: &&[u32]| block_hash(tokens, HashSeed::default());
-        QueryKey::BlockHashes(blocks.iter().map(hash).collect())
-    };
-    assert_eq!(scene.found(&hashes(&ahead)), (who(&[("ahead", 2, true)]), true));
-    assert_eq!(scene.found(&hashes(&[&[1, 2, 3, 4]])), (who(&[plain]), false));
-    // The list is cut, and each holder in doubt is counted once.
-    lost.status().degrade(DegradedReason::UpstreamGap);
-    let long = prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9], None, None);
-    let whole = scene.ask(long.clone(), None);
-    assert_eq!(
-        (whole.holders.len(), whole.holders_total, whole.doubtful_holders),
-        (2, 2, 0)
-    );
-    let short = prompt(&[1, 2, 3, 4, 9], None, None);
-    assert_eq!(scene.ask(short, None).doubtful_holders, 1);
-    let _other = scene.add("better", &[&[1, 2, 3, 4], &[5, 6, 7, 8]], &[]);
-    let cut = scene.ask(long, Some(1));
-    assert_eq!(
-        (
-            cut.holders[0].worker.as_str(),
-            cut.holders_total,
-            cut.doubtful_holders
-        ),
-        ("ahead", 3, 0)
-    );
-}
-
-#[test]
-fn engines_that_hash_pairs_compute_the_last_two_tokens() {
-    let scene = Scene::new();
-    let pairs: [&[u32]; 2] = [&[1, 2, 3, 4, 5], &[5, 6, 7, 8, 9]];
-    let ahead = [DegradedReason::LooksAhead];
-    let reasons = [DegradedReason::LooksAhead, DegradedReason::HashesPairs];
-    let _single = scene.add("single", &pairs, &ahead);
-    let _pairs = scene.add("pairs", &pairs, &reasons);
-    let first = |limit: Option<u32>, tokens: u32| {
-        let tokens: Vec<u32> = (1..=tokens).collect();
-        let reply = scene.ask(prompt(&tokens, None, None), limit);
-        let holders = reply.holders.iter();
-        let found = holders.map(|holder| {
-            (
-                holder.worker.to_string(),
-                holder.matched_blocks,
-                holder.usable(),
-                holder.exact,
-            )
-        });
-        found.collect::<Vec<_>>()
-    };
-    let usable = |tokens| first(None, tokens);
-    let found = |name: &str, matched, usable| (name.to_owned(), matched, usable, true);
-    // Of 9 tokens, 8 can be reused, or 7 by pairs.
-    assert_eq!(usable(9), [found("single", 2, 2), found("pairs", 2, 1)]);
-    assert_eq!(usable(10), [found("pairs", 2, 2), found("single", 2, 2)]);
-    assert_eq!(usable(5), [found("single", 1, 1), found("pairs", 1, 0)]);
-    // A limit keeps the best.
-    assert_eq!(first(Some(1), 9), [found("single", 2, 2)]);
-}
-
-#[test]
-fn an_engine_that_looks_ahead_and_is_lost_between_the_two_searches_is_counted() {
-    let scene = Scene::new();
-    let _plain = scene.add("plain", &[&[1, 2, 3, 4]], &[]);
-    let mut lost = scene.add("ahead", &[&[1, 2, 3, 4, 5]], &[DegradedReason::LooksAhead]);
-    let query = SingleQuery::new(prompt(&[1, 2, 3, 4, 5], None, None));
-    let (answerer, indexer) = (&scene.answerer, &scene.namespace.indexer);
-    let doubts = answerer.doubts(&scene.namespace, &query.key);
-    let asked = QueryLength::of(&query, 1, indexer);
-    let search = || {
-        indexer
-            .find_matches(&query.key, doubts.search_of(&query))
-            .unwrap()
-    };
-    let found = || answerer.searched(&doubts, &query.options, true, asked, search);
-    let (mut calm, mut reply) = (found(), found());
-    answerer.add_ahead(&doubts, &query, &mut calm);
-    assert_eq!((calm.holders.len(), calm.doubtful_holders), (2, 0));
-    lost.apply(Event::Cleared, Tier::DEVICE, 0);
-    lost.status().degrade(DegradedReason::Gap);
-    answerer.add_ahead(&doubts, &query, &mut reply);
-    assert_eq!((reply.holders.len(), reply.doubtful_holders), (1, 1));
 }

@@ -28,7 +28,9 @@ impl Answerer {
             let text = format!("events of namespace {name:?} have come and were dropped: {reason}");
             return WireError::new(ErrorCode::Unavailable, text);
         }
-        let why = if !is_listed {
+        let why = if self.trust.has_unheard() {
+            "the NATS server refuses events of engines that this process follows, as /readyz says"
+        } else if !is_listed {
             "the events have been followed for less than the time that a publisher may be silent"
         } else if is_behind {
             "events may wait unread for longer than events.behind_after_ms"

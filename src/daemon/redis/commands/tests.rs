@@ -16,7 +16,7 @@ struct Client {
 impl Client {
     fn new(token: Option<&str>) -> Self {
         let commands = Commands {
-            token: token.map(|token| Secret::new(token.to_owned())),
+            token: token.map(TokenFile::of),
             guesses: Guesses::new(Duration::from_secs(2), 1 << 20),
             metrics: RedisMetrics::new(),
         };

@@ -88,6 +88,34 @@ async fn a_stopped_broker_can_be_started_again_on_its_port() {
 }
 
 #[tokio::test]
+async fn a_killed_broker_can_be_started_again_with_its_streams() {
+    for binary in binaries() {
+        let options = BrokerOptions {
+            with_jetstream: true,
+            ..BrokerOptions::default()
+        };
+        let mut broker = EmbeddedBroker::start_with(&binary, options).await.unwrap();
+        let (url, pid) = (broker.url().to_owned(), broker.pid());
+        let context = async_nats::jetstream::new(async_nats::connect(&url).await.unwrap());
+        let stream = async_nats::jetstream::stream::Config {
+            name: "kept".to_owned(),
+            ..Default::default()
+        };
+        context.create_stream(stream).await.unwrap();
+        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL).unwrap();
+        while !broker.has_ended().unwrap() {
+            tokio::task::yield_now().await;
+        }
+        broker.start_again().await.unwrap();
+        assert!(!broker.has_ended().unwrap());
+        assert_eq!(broker.url(), url);
+        assert_ne!(broker.pid(), pid);
+        let context = async_nats::jetstream::new(async_nats::connect(&url).await.unwrap());
+        context.get_stream("kept").await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_dropped_broker_is_gone() {
     for binary in binaries() {
         let broker = EmbeddedBroker::start(&binary).await.unwrap();

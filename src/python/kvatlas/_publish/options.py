@@ -7,11 +7,15 @@ from typing import Final, Literal, TypeAlias
 
 from ..errors import InvalidValueError
 from ..events import Cursor
-from ..hashing import BLOCK_SIZE
+from ..hashing import BLOCK_SIZE, U64_MAX
 from ..profile import Profile
 
 Hashing: TypeAlias = Literal["engine", "recompute"]
 """Whether a namespace takes the hashes in events for its chain, or computes the chain from the content beside them."""
+
+
+AFTER_SEQ_MAX: Final = U64_MAX // 2
+"""The largest number behind which a publisher goes on. It never comes to the end of the numbers above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class PublisherOptions:
 
     :param epoch: the incarnation, which has to be above every one before; the time in microseconds where it is absent.
     :param after: instead of ``epoch``: goes on behind this batch of an incarnation whose blocks are not known here. Daemons
-        can be given what was published since, but not the full state.
+        can be given what was published since, but not the full state. The batch's number is at most 2^63 - 1.
     :param transport: core NATS where it is absent.
     :param block_size: tokens in a block. Every batch says it: a namespace that the daemon's configuration does not name takes it
         over, and any other one refuses batches of another size.
@@ -74,12 +78,24 @@ class PublisherOptions:
     def __post_init__(self) -> None:
         if self.epoch is not None and self.after is not None:
             raise InvalidValueError("give epoch or after, not both")
+        begun = Cursor(self.epoch or 0, 0) if self.after is None else self.after
+        if not (0 <= begun.epoch <= U64_MAX and 0 <= begun.seq <= AFTER_SEQ_MAX):
+            raise InvalidValueError(
+                f"epochs are from 0 to {U64_MAX}, and a publisher goes on behind batch {AFTER_SEQ_MAX} at most: begin a new epoch"
+            )
         if self.hashing not in ("engine", "recompute"):
             raise InvalidValueError(f"hashing {self.hashing!r} is not one of engine, recompute")
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:
                 raise InvalidValueError(f"{name} must be at least {least}")
+        if not all(isinstance(number, int) for number in (begun.epoch, begun.seq, self.block_size)):
+            raise InvalidValueError("epochs, numbers of batches and block_size must be whole numbers")
+        if self.block_size > _BLOCK_SIZE_MAX:
+            raise InvalidValueError(f"block_size must be at most {_BLOCK_SIZE_MAX}")
 
+
+_BLOCK_SIZE_MAX: Final = 1 << 16
+"""Most tokens in a block."""
 
 _LEAST: Final[dict[str, float]] = {
     "block_size": 1,

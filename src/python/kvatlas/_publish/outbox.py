@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import msgpack
 
-from ..errors import RefusedError, refusal
+from ..errors import refusal
 from ..events import (
     PROTOCOL_VERSION,
     Cleared,
@@ -21,6 +21,7 @@ from ..events import (
     event_bytes,
     events_bytes,
 )
+from ..hashing import U64_MAX
 from ..profile import Profile
 from .options import PublisherOptions
 from .ring import Ring
@@ -262,7 +263,7 @@ class Outbox:
         tolerated = SKEW_US if clocks.monotonic > self._new_until else 0
         has_begun = known <= clocks.unix_us + tolerated
         is_too_soon = clocks.monotonic - self._risen < RISE
-        is_above = self.cursor.epoch < known < (1 << 64) - 1
+        is_above = self.cursor.epoch < known < U64_MAX
         if not is_above or is_older or has_begun or is_too_soon:
             return False
         self._risen = clocks.monotonic
@@ -284,7 +285,7 @@ class Outbox:
 
     def _come_back(self, clocks: Clocks) -> None:
         """Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew."""
-        self.cursor = Cursor(max(clocks.unix_us, self.cursor.epoch + 1), 0)
+        self.cursor = Cursor(max(clocks.unix_us, min(self.cursor.epoch + 1, U64_MAX)), 0)
         self._ring = self._ring_after(0)
         if self.table is not None:
             self.table.clear()
@@ -316,24 +317,28 @@ class Outbox:
             raise refusal(503, "stored blocks wait for their parent; ask again when they have it")
         # A state from before the first batch is empty, but a number of 0 is none.
         cursor = Cursor(self.cursor.epoch, max(self.cursor.seq, 1))
-        batches: list[bytes] = []
-        tier, events, size = Tier.DEVICE, list[Event](), 0
-        for event_tier, event in state:
-            more = event_bytes(event)
-            if events and (tier != event_tier or size + more > self._chunk_bytes_max):
-                batches.append(self._encode(cursor, events, tier))
-                events, size = [], 0
-            tier = event_tier
-            events.append(event)
-            size += more
-        if events:
-            batches.append(self._encode(cursor, events, tier))
+        batches = [self._encode(cursor, events, tier) for tier, events in self._shared(state)]
         if self._tells_profile:
             batches.append(self._encode(cursor, [], profile=self._profile))
         doubted = self._with_left_out(Doubted(self._doubts))
         if doubted.reasons:
             batches.append(self._encode(cursor, [doubted]))
         return batches
+
+    def _shared(self, state: Iterable[tuple[Tier, Event]]) -> Iterator[tuple[Tier, list[Event]]]:
+        """The events of a full state by the batches that they share, which are no larger than other batches."""
+        events_max, bytes_max = self.options.batch_events_max, self._chunk_bytes_max
+        tier, events, size = Tier.DEVICE, list[Event](), 0
+        for event_tier, event in state:
+            more = event_bytes(event)
+            if events and (tier != event_tier or len(events) == events_max or size + more > bytes_max):
+                yield tier, events
+                events, size = [], 0
+            tier = event_tier
+            events.append(event)
+            size += more
+        if events:
+            yield tier, events
 
     def _answer(self, kind: Literal["missing", "full"], batches: Iterable[bytes]) -> Answer:
         groups = self._groups(batches)
@@ -368,6 +373,3 @@ class Outbox:
             size += len(batch)
             groups[-1].append(batch)
         return groups
-
-
-__all__ = ["Answer", "Clocks", "Outbox", "RefusedError", "ResyncRequest", "SealedBatch"]

@@ -37,6 +37,9 @@ from .parking import Parked, Parking
 EVENT_BLOCKS_MAX: Final = 4096
 """Most blocks in an event of a full state."""
 
+_AWAITED_SPARE: Final = 1024
+"""Most parents that were not there of which note is kept, beside two a block."""
+
 _BLOCK_BYTES: Final = 32
 """Most bytes that a block takes in such an event: a lineage hash, a name, and a run."""
 
@@ -132,6 +135,8 @@ class BlockTable:
         self._names: dict[int, _Block] = {}
         # By the bits of the sequence hash that every block keeps.
         self._hashes: dict[int, list[_Block]] = {}
+        # Places that events have given for parents that were not there.
+        self._awaited: set[Place] = set()
         self._parking = Parking()
         self._is_short = False
 
@@ -143,12 +148,16 @@ class BlockTable:
         self._blocks.clear()
         self._names.clear()
         self._hashes.clear()
+        self._awaited.clear()
         self._parking.clear()
         self._is_short = False
 
     @property
     def is_short(self) -> bool:
-        """Whether blocks were left out, for want of a place or of room. Until everything is cleared."""
+        """Whether blocks were left out that the holder may still have. Until everything is cleared.
+
+        There was no place or no room for them, or another block has taken their name or their place.
+        """
         return self._is_short or self._parking.has_dropped
 
     def apply(self, event: Event, tier: int, now: float) -> None:
@@ -192,6 +201,8 @@ class BlockTable:
             return
         position, bit = start.position, 1 << tier
         parent = None if position == 0 else _place(position - 1, start.parent or 0)
+        if parent is not None and parent not in self._blocks:
+            self._await(parent)
         for sequence, name, resumable in zip(hashes, names, stored.flags(), strict=True):
             place = _place(position, sequence)
             if parked is None or not self._is_removed(parked, place, parent, sequence, name):
@@ -224,15 +235,32 @@ class BlockTable:
         named = self._names.get(name)
         if named is not None and position in (None, named.position + 1):
             return named, named.sequence
-        hashed = self._find_hash(name, None if position is None else position - 1)
+        there = (block for block in self._find_hash(name) if position in (None, block.position + 1))
+        hashed = min(there, key=lambda block: block.position, default=None)
         # Of a block that was stored by its lineage hash, the event says the rest.
         return None if hashed is None else (hashed, name if hashed.sequence is None else hashed.sequence)
 
-    def _find_hash(self, sequence: int, position: int | None) -> _Block | None:
-        """The block with this sequence hash, at that position if one is given: the first one where hashes are no chain."""
-        found = (block for block in self._hashes.get(sequence & _COMMON, ()) if block.is_hash(sequence))
-        there = (block for block in found if position in (None, block.position))
-        return min(there, key=lambda block: block.position, default=None)
+    def _find_hash(self, sequence: int) -> list[_Block]:
+        """All blocks with this sequence hash: several where hashes are no chain."""
+        return [block for block in self._hashes.get(sequence & _COMMON, ()) if block.is_hash(sequence)]
+
+    def _await(self, parent: Place) -> None:
+        """Keeps in mind that an event has given a parent that is not there."""
+        self._awaited.add(parent)
+        if len(self._awaited) > _AWAITED_SPARE + 2 * len(self._blocks):
+            parents = {block.parent for block in self._blocks.values() if block.parent is not None}
+            self._awaited &= parents
+            self._awaited.add(parent)
+
+    def _is_awaited(self, place: Place, name: int) -> bool:
+        """Whether blocks without their parent were given this name for its sequence hash, and so may belong to this block."""
+        awaited = _place(place >> 64, name)
+        if awaited == place or awaited not in self._awaited:
+            return False
+        if awaited not in self._blocks and any(block.parent == awaited for block in self._blocks.values()):
+            return True
+        self._awaited.discard(awaited)
+        return False
 
     def _recompute(self, stored: Stored, start: _Start) -> list[int] | None:
         """The contract's chain over the content; none where it cannot be computed."""
@@ -261,14 +289,13 @@ class BlockTable:
         bit: int,
         resumable: bool,
     ) -> None:
-        other = self._names.get(name) if name is not None else None
-        if other is not None and (other.place != place or other.parent != parent):
-            # The name has moved on to this block.
-            assert name is not None
-            self._drop_name(other, name)
+        if name is not None:
+            self._take_name(name, place, parent)
         known = self._blocks.get(place)
         is_other = known is not None and sequence is not None and known.sequence not in (None, sequence)
         if known is not None and (known.parent != parent or is_other):
+            # The same hash after two parents: the holder may have both.
+            self._is_short = True
             self._erase(known)
             known = None
         if known is None:
@@ -279,6 +306,16 @@ class BlockTable:
             block.mark(bit, resumable)
         elif self._extend(known, sequence, name, bit):
             known.mark(bit, resumable)
+
+    def _take_name(self, name: int, place: Place, parent: Place | None) -> None:
+        """Takes a name that a block is about to get from any other block."""
+        if self._awaited and self._is_awaited(place, name):
+            self._is_short = True
+        other = self._names.get(name)
+        if other is not None and (other.place != place or other.parent != parent):
+            # Nobody can tell whether the engine still has the other one.
+            self._is_short = True
+            self._drop_name(other, name)
 
     def _extend(self, known: _Block, sequence: int | None, name: int | None, bit: int) -> bool:
         """Stores a block again; false where it has too many names."""
@@ -312,12 +349,16 @@ class BlockTable:
         if len(self._parking):
             # It may mean blocks of an event that waits, of which nobody keeps that.
             self._is_short = True
-        found = [self._names.get(name) or self._find_hash(name, None) for name in event.sequence_hashes]
+        found: list[_Block] = []
+        for name in event.sequence_hashes:
+            named = self._names.get(name)
+            found += self._find_hash(name) if named is None else [named]
         for place, parent in map(_key, event.lineage_hashes):
             block = self._blocks.get(place)
-            found.append(block if block is not None and block.parent == parent else None)
+            if block is not None and block.parent == parent:
+                found.append(block)
         for block in found:
-            if block is not None and block.tiers & 1 << tier:
+            if block.tiers & 1 << tier:
                 block.mark(1 << tier, event.resumable)
 
     # Removing.
@@ -328,19 +369,19 @@ class BlockTable:
         for key in keys:
             self._parking.note_unplaced(key, tier)
         named: list[tuple[tuple[Place, Place], int]] = []
-        unplaced = []
+        waiting, unplaced = set(), []
         for name in removed.sequence_hashes:
             waits = self._parking.note_removed(name, tier)
             block = self._names.get(name)
             if block is not None:
                 named.append((_order(block.key), name))
-                continue
-            if not waits:
+            elif waits:
+                # It means a block of an event that waits, and no other one.
+                waiting.add(name)
+            elif name not in waiting:
                 unplaced.append(name)
-            # By its sequence hash, a block goes under all its names.
-            block = self._find_hash(name, None)
-            if block is not None:
-                keys.append(block.key)
+                # By their sequence hash, all blocks that have it go, under all their names.
+                keys += (found.key for found in self._find_hash(name))
         # Deepest first, as the daemon does.
         for _, name in sorted(named, key=lambda one: one[0], reverse=True):
             self._remove_name(name, bit)

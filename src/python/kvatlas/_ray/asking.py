@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from ..client import QueryClient, make_connection
 from ..errors import ConnectionFailedError, KvatlasError, NoDaemonError, NotPermittedError, TimedOutError
 from ..models import namespace_of
-from ..wire import Query
+from ..queries import Query
 from .sources import Depths, depths_of
 
 _LOG: Final = logging.getLogger("kvatlas.ray")

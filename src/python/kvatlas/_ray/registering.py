@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import time
@@ -25,7 +26,8 @@ GONE_AFTER: Final = 60.0
 """Seconds for which no replica may have an engine before it is unregistered."""
 _TIMEOUT: Final = 2.0
 
-_ERRORS: Final = (OSError, ValueError)
+_ERRORS: Final = (OSError, ValueError, http.client.HTTPException)
+"""What a request fails with: also where what answers speaks no HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Bridge:
         """Sends one request.
 
         :raises OSError: where it is not answered, or refused.
+        :raises http.client.HTTPException: where the answer, or the URL, is none of HTTP.
         """
         body: dict[str, object] = {
             "instance_id": source.instance,

@@ -1,8 +1,4 @@
-{{/* As `kvatlas.natsName` of the chart around this one. */}}
-{{- define "nats.name" -}}
-{{- printf "%s-nats" (regexReplaceAll "^([0-9])" .Release.Name "r-${1}" | replace "." "-" | trunc 40 | regexFind "^.*[^-]") -}}
-{{- end -}}
-
+{{/* Beside these there are the templates of the chart around this one. */}}
 {{- define "nats.selector" -}}
 app.kubernetes.io/name: nats
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -16,20 +12,12 @@ app.kubernetes.io/component: nats
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
-{{- define "nats.image" -}}
-{{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
-{{- else -}}
-{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
-{{- end -}}
-{{- end -}}
-
 {{- define "nats.conf" -}}
 # Made by the chart.
-listen: 0.0.0.0:4222
+listen: "{{ .Values.listenAddress }}:4222"
 # For probes.
-http: 0.0.0.0:8222
-server_name: {{ include "nats.name" . }}-0
+http: "{{ .Values.listenAddress }}:8222"
+server_name: {{ include "kvatlas.natsName" . }}-0
 # A client whose machine vanishes is let go after 6 s. By itself, NATS takes up to 6 min, and gives it questions all that time.
 ping_interval: "2s"
 ping_max: 2
@@ -38,19 +26,14 @@ jetstream {
   store_dir: /data
   max_memory_store: 64MiB
 }
-{{- end -}}
-
-{{/* Who may connect. The secret's values are taken as they are, which a file of the server's would not. */}}
-{{- define "nats.arguments" -}}
-- --config=/etc/nats/nats.conf
 {{- if eq .Values.auth.kind "user" }}
-- --user=$(NATS_USER)
-- --pass=$(NATS_PASSWORD)
+authorization { user: $NATS_QUOTED_USER, password: $NATS_QUOTED_PASSWORD }
 {{- else if eq .Values.auth.kind "token" }}
-- --auth=$(NATS_TOKEN)
+authorization { token: $NATS_QUOTED_TOKEN }
 {{- end }}
 {{- end -}}
 
+{{/* Who may connect. The server takes a variable as it would a text of its file: in quotes, a password is one whatever is in it, but for '. */}}
 {{- define "nats.environment" -}}
 {{- $auth := .Values.auth -}}
 - name: GOMEMLIMIT
@@ -58,10 +41,13 @@ jetstream {
 {{- if eq $auth.kind "user" }}
 - name: NATS_USER
   valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "user" $auth.userKey }} } }
+- { name: NATS_QUOTED_USER, value: "'$(NATS_USER)'" }
 - name: NATS_PASSWORD
   valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "password" $auth.passwordKey }} } }
+- { name: NATS_QUOTED_PASSWORD, value: "'$(NATS_PASSWORD)'" }
 {{- else if eq $auth.kind "token" }}
 - name: NATS_TOKEN
   valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "token" $auth.tokenKey }} } }
+- { name: NATS_QUOTED_TOKEN, value: "'$(NATS_TOKEN)'" }
 {{- end }}
 {{- end -}}

@@ -1,26 +1,25 @@
 //! `kvatlas status`: all namespaces of a daemon on one screen.
 
+mod namespace;
+
 use std::collections::BTreeMap;
 
 use clap::Args;
 use kvatlas_client::unix_time_us;
-use kvatlas_daemon::costs::Cost;
-use kvatlas_daemon::runbook::mend_for;
+use kvatlas_core::wire::PROBE_NAME;
 use kvatlas_process::setup::Setup;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
-use super::doctor::Hashed;
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
 use super::missing::{GatewayOutage, UnansweringShard};
 use super::output::{print, print_json};
-use super::promises::BrokenPromise;
-use super::refused::{PublisherRefusal, reason_of};
 use super::silence;
 use super::strays::StrayNamespace;
 use super::table::TextTable;
-use super::text::{counted, printable, since};
+use super::text::{counted, printable};
+pub(super) use namespace::NamespaceStatus;
 
 pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1 not so, 69 no daemon.\n\n\
     Examples:\n  \
@@ -28,8 +27,6 @@ pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1
     kvatlas status --admin 10.0.0.7:9464 --json\n  \
     until kvatlas status >/dev/null; do sleep 1; done";
 
-/// Maximum number of degraded holders of a namespace that are named on the screen.
-const NAMED_MAX: usize = 10;
 /// Maximum number of pages of degraded holders that are read. A page has up to 10,000 holders.
 const PAGES_MAX: usize = 100;
 
@@ -83,46 +80,16 @@ pub(super) struct Status {
     /// Needs of the daemon (message size, stream, disk space). An older daemon leaves them out.
     #[serde(default, skip_serializing)]
     pub(super) setup: Option<Setup>,
+    #[serde(deserialize_with = "without_probes")]
     pub(super) namespaces: Vec<NamespaceStatus>,
 }
 
-/// Status of a namespace. An older daemon leaves some fields out.
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
-pub(super) struct NamespaceStatus {
-    pub(super) namespace: String,
-    pub(super) holders: u64,
-    #[serde(skip_deserializing)]
-    degraded: u64,
-    /// Number of degraded holders, by reason. A holder with several reasons is counted under each of them.
-    #[serde(skip_deserializing)]
-    reasons: BTreeMap<&'static str, u64>,
-    distinct_blocks: u64,
-    held_blocks: u64,
-    /// Number of holders whose block size is guessed, because nobody tells it.
-    pub(super) unsized_holders: u64,
-    /// Number of holders whose epoch, read as a time, is later than the daemon's clock.
-    pub(super) epochs_ahead: u64,
-    /// Names of some holders whose epoch, read as a time, is later than the daemon's clock. The names are sorted.
-    pub(super) ahead: Vec<String>,
-    /// Names of some publishers whose batches are dropped. The daemon keeps no holder for them.
-    pub(super) refused_publishers: Vec<String>,
-    /// Publishers whose batches are dropped, each with the reason.
-    pub(super) refused: Vec<PublisherRefusal>,
-    /// Numbers of recent answers about the namespace: all of them, and those that were not exact.
-    pub(super) cost: Option<Cost>,
-    /// Names of some degraded holders, in the order of their names.
-    #[serde(skip_deserializing)]
-    named: Vec<String>,
-    /// Details about each holder in `named`, in the same order: the reasons for doubt, the time at which the doubt
-    /// began, and the share of queries that it affects.
-    #[serde(skip)]
-    doubts: Vec<DoubtedHolder>,
-    /// Holders of which exact answers promise more blocks than requests find.
-    pub(super) broken_promises: Vec<BrokenPromise>,
-    /// Settings that decide how the daemon hashes the namespace.
-    #[serde(flatten, skip_serializing)]
-    pub(super) hashed: Option<Hashed>,
+/// Reads the namespaces, without the one that only probes of `kvatlas doctor` use. A doctor that was killed may have
+/// left a stale holder there, which concerns nobody.
+fn without_probes<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Vec<NamespaceStatus>, D::Error> {
+    let mut namespaces = Vec::<NamespaceStatus>::deserialize(deserializer)?;
+    namespaces.retain(|status| status.namespace != PROBE_NAME);
+    Ok(namespaces)
 }
 
 /// Prints the status. Fails unless all is well:
@@ -134,13 +101,13 @@ pub(super) struct NamespaceStatus {
 /// - No shard is missing, and a gateway has answers.
 pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
-    let status = Status::read(&client).await?;
+    let (status, now_us) = (Status::read(&client).await?, unix_time_us());
     if arguments.json {
         print_json(&status)?;
     } else {
-        print(&printable(&status.render(client.authority(), unix_time_us())))?;
+        print(&printable(&status.render(client.authority(), now_us)))?;
     }
-    status.verdict()
+    status.verdict(now_us)
 }
 
 impl Status {
@@ -177,7 +144,7 @@ impl Status {
         (sum(&|status| status.holders), sum(&|status| status.degraded))
     }
 
-    fn verdict(&self) -> Result<(), Failure> {
+    fn verdict(&self, now_us: u64) -> Result<(), Failure> {
         let (holders, degraded) = self.totals();
         if !self.ready {
             let role = self.role.as_str();
@@ -193,11 +160,11 @@ impl Status {
             )));
         }
         let mut namespaces = self.namespaces.iter();
-        if let Some(status) = namespaces.find(|status| !status.refused_publishers.is_empty()) {
+        if let Some(status) = namespaces.find(|status| !status.refused.is_empty()) {
             return Err(Failure::failed(status.render_refused()));
         }
         if let Some(stray) = self.strays.first() {
-            return Err(Failure::failed(stray));
+            return Err(Failure::failed(stray.describe(now_us)));
         }
         if let Some(error) = &self.snapshot_error {
             return Err(Failure::failed(format_args!(
@@ -208,10 +175,11 @@ impl Status {
             return Err(Failure::failed(unsent(error)));
         }
         if let Some(outage) = &self.shard_outage {
-            return Err(Failure::failed(outage));
+            return Err(Failure::failed(outage.describe(now_us)));
         }
         if let Some(missing) = self.missing_shards.first() {
-            return Err(Failure::failed(format_args!("{missing} {}", missing.fault())));
+            let said = missing.describe(now_us);
+            return Err(Failure::failed(format_args!("{missing} {said}")));
         }
         let broken = self
             .namespaces
@@ -290,114 +258,26 @@ fn unsent(error: &str) -> String {
     format!("snapshots are not sent to the Object Store: {error}")
 }
 
-/// Returns the text `: ` and the names, joined by commas. Empty if there are no names, because an older daemon sends
-/// none.
-fn listed(names: &[String]) -> String {
-    match names.is_empty() {
-        true => String::new(),
-        false => format!(": {}", names.join(", ")),
-    }
-}
-
-impl NamespaceStatus {
-    fn note(&mut self, holder: DoubtedHolder) {
-        self.degraded += 1;
-        for reason in holder.degraded.iter() {
-            *self.reasons.entry(reason.as_str()).or_default() += 1;
-        }
-        if self.named.len() < NAMED_MAX {
-            self.named.push(format!("{}/{}", holder.worker, holder.rank));
-            self.doubts.push(holder);
-        }
-    }
-
-    /// Returns lines about troubles of the namespace that do not make any holder degraded.
-    fn render_notes(&self) -> String {
-        let mut text = String::new();
-        let name = &self.namespace;
-        if self.epochs_ahead > 0 {
-            let holders = counted(self.epochs_ahead, "holder has", "holders have");
-            let names = listed(&self.ahead);
-            text += &format!("clocks in {name}: {holders} an epoch ahead of the daemon's clock{names}\n");
-        }
-        if !self.refused_publishers.is_empty() {
-            text += &self.render_refused();
-            let cost = self.cost.map(|cost| format!("\n    {}", cost.of_all()));
-            text += &format!("{}\n", cost.unwrap_or_default());
-        }
-        if self.unsized_holders > 0 {
-            let holders = counted(self.unsized_holders, "holder does", "holders do");
-            text += &format!("block size in {name}: guessed, {holders} not say it\n");
-        }
-        for broken in &self.broken_promises {
-            text += &format!("promises in {name}: {broken}\n");
-        }
-        text
-    }
-
-    fn render_refused(&self) -> String {
-        let named = self.refused_publishers.iter().map(|worker| {
-            let reason = reason_of(&self.refused, worker).unwrap_or("the daemon's log says why");
-            format!("{worker} ({reason})")
-        });
-        let (name, named) = (&self.namespace, named.collect::<Vec<_>>().join(", "));
-        format!("publishers in {name}: all batches are dropped of {named}")
-    }
-
-    fn render_degraded(&self, now_us: u64) -> String {
-        let reasons: Vec<String> = self
-            .reasons
-            .iter()
-            .map(|(reason, count)| format!("{reason} {count}"))
-            .collect();
-        let mut text = format!("degraded in {}: {}\n", self.namespace, reasons.join(", "));
-        for (name, holder) in self.named.iter().zip(&self.doubts) {
-            let words: Vec<&str> = holder.degraded.iter().map(|reason| reason.as_str()).collect();
-            let since = since(holder.since_us, now_us);
-            text += &format!("  {name} {}{since}\n", words.join(", "));
-            for said in holder
-                .detail
-                .iter()
-                .chain(&holder.cost.map(|cost| cost.to_string()))
-            {
-                text += &format!("    {said}\n");
-            }
-        }
-        let unnamed = self.degraded.saturating_sub(self.named.len() as u64);
-        if unnamed > 0 {
-            text += &format!("  and {unnamed} more\n");
-        }
-        text + &self.render_mends()
-    }
-
-    /// Returns the runbook's advice on each reason. The advice names the first holder that has the reason.
-    fn render_mends(&self) -> String {
-        let mut text = String::new();
-        for reason in self.reasons.keys() {
-            let has = |holder: &&DoubtedHolder| holder.degraded.iter().any(|one| one.as_str() == *reason);
-            if let Some(first) = self.doubts.iter().find(has) {
-                let culprit = [&*first.namespace, &*first.worker, &first.rank.to_string()];
-                let mend = mend_for([*reason].into_iter(), "what to do", culprit);
-                text += &format!("  mend {reason}: {mend}\n");
-            }
-        }
-        text
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kvatlas_core::wire::{DegradedReason, DegradedReasons};
+    use kvatlas_daemon::costs::Cost;
 
+    use super::super::refused::PublisherRefusal;
     use super::*;
 
+    fn wide() -> PublisherRefusal {
+        PublisherRefusal {
+            worker: "wide".to_owned(),
+            reason: "other_settings".to_owned(),
+            since_us: None,
+        }
+    }
+
     fn sound() -> Status {
-        let namespace = |name: &str| NamespaceStatus {
-            namespace: name.to_owned(),
-            holders: 1000,
-            distinct_blocks: 123_456,
-            held_blocks: 12_345_678,
-            ..NamespaceStatus::default()
+        let namespace = |name: &str| {
+            let sizes = r#""holders":1000,"distinct_blocks":123456,"held_blocks":12345678"#;
+            serde_json::from_str(&format!(r#"{{"namespace":"{name}",{sizes}}}"#)).unwrap()
         };
         Status {
             role: ProcessRole::Daemon,
@@ -425,7 +305,7 @@ llama         1000         0  123456  12345678
 qwen          1000         0  123456  12345678
 ";
         assert_eq!(status.render("127.0.0.1:9464", 0), expected);
-        assert_eq!(status.verdict(), Ok(()));
+        assert_eq!(status.verdict(1_800_000_060_000_000), Ok(()));
     }
 
     #[test]
@@ -465,8 +345,10 @@ qwen          1000         0  123456  12345678
             "{text}"
         );
         assert_eq!(
-            status.verdict(),
-            Err(Failure::failed("no shard has an answer: all are away"))
+            status.verdict(1_800_000_060_000_000),
+            Err(Failure::failed(
+                "no shard has an answer since 08:00:00 UTC (60 s): all are away"
+            ))
         );
     }
 
@@ -485,9 +367,19 @@ qwen          1000         0  123456  12345678
             "{text}"
         );
         assert_eq!(
-            status.verdict(),
-            Err(Failure::failed("shard 1/2 does not answer"))
+            status.verdict(1_800_000_060_000_000),
+            Err(Failure::failed(
+                "shard 1/2 does not answer since 08:00:00 UTC (60 s)"
+            ))
         );
+    }
+
+    #[test]
+    fn what_a_doctor_has_left_is_no_trouble() {
+        let index = |name: &str| format!(r#"{{"namespaces":[{{"namespace":"{name}","holders":1}}]}}"#);
+        let read = |name: &str| serde_json::from_str::<Status>(&index(name)).unwrap();
+        assert!(read(PROBE_NAME).namespaces.is_empty());
+        assert_eq!(read("llama").totals(), (1, 0));
     }
 
     #[test]
@@ -499,7 +391,7 @@ qwen          1000         0  123456  12345678
         let said = "nothing has come from the NATS server for 5.0s, not even the daemon's own messages";
         let line = format!("  {said}\n    mend: see whether the NATS server runs");
         assert!(text.contains(&line), "{text}");
-        assert_eq!(status.verdict(), Err(Failure::failed(said)));
+        assert_eq!(status.verdict(1_800_000_060_000_000), Err(Failure::failed(said)));
     }
 
     #[test]
@@ -513,7 +405,7 @@ qwen          1000         0  123456  12345678
         let text = status.render("a:1", 1_800_000_060_000_000);
         let line = "  nothing of namespace new is taken: 7 messages, the last of gpu-0 (undecodable) since 08:00:00 UTC (60 s): no map\n    mend: ";
         assert!(text.contains(line), "{text}");
-        assert!(status.verdict().is_err());
+        assert!(status.verdict(1_800_000_060_000_000).is_err());
     }
 
     #[test]
@@ -524,7 +416,7 @@ qwen          1000         0  123456  12345678
         let said = "snapshots are not sent to the Object Store: no room";
         let text = status.render("a:1", 0);
         assert!(text.contains(&format!("\n  {said}\n")), "{text}");
-        assert_eq!(status.verdict(), Err(Failure::failed(said)));
+        assert_eq!(status.verdict(1_800_000_060_000_000), Err(Failure::failed(said)));
     }
 
     #[test]
@@ -559,14 +451,14 @@ qwen          1000         0  123456  12345678
             "{text}"
         );
         assert!(text.contains("\n  mend stale: "), "{text}");
-        let failure = status.verdict().unwrap_err();
+        let failure = status.verdict(1_800_000_060_000_000).unwrap_err();
         assert!(
             failure.to_string().starts_with("12 of 2000 holders are degraded"),
             "{failure}"
         );
         let mut dropped = sound();
-        dropped.namespaces[1].refused_publishers = vec!["wide".to_owned()];
-        let failure = dropped.verdict().unwrap_err();
+        dropped.namespaces[1].refused = vec![wide()];
+        let failure = dropped.verdict(1_800_000_060_000_000).unwrap_err();
         assert!(
             failure
                 .to_string()
@@ -575,13 +467,14 @@ qwen          1000         0  123456  12345678
         );
         status.namespaces[0].epochs_ahead = 1;
         status.namespaces[0].ahead = vec!["gpu-3/0".to_owned()];
-        status.namespaces[1].refused_publishers = vec!["wide".to_owned()];
+        status.namespaces[1].refused = vec![wide()];
         status.namespaces[1].unsized_holders = 3;
         let text = status.render("a:1", 1_800_000_060_000_000);
         assert!(
             text.ends_with(
                 "clocks in llama: 1 holder has an epoch ahead of the daemon's clock: gpu-3/0\n\
-                 publishers in qwen: all batches are dropped of wide (the daemon's log says why)\n\
+                 publishers in qwen: all batches are dropped of wide (other_settings)\n    \
+                 mend wide: give the engine the namespace's block size, or set namespaces.NAME.block_size\n\
                  block size in qwen: guessed, 3 holders do not say it\n"
             ),
             "{text}"
@@ -593,6 +486,9 @@ qwen          1000         0  123456  12345678
                 .render("a:1", 0)
                 .starts_with("a:1: NOT READY, 1 message waiting\n  NATS: no\n")
         );
-        assert_eq!(status.verdict(), Err(Failure::failed("the daemon is not ready")));
+        assert_eq!(
+            status.verdict(1_800_000_060_000_000),
+            Err(Failure::failed("the daemon is not ready"))
+        );
     }
 }

@@ -1,0 +1,120 @@
+//! Probe of the doctor: a holder of its own, for which the doctor publishes one event and takes it back.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_nats::Client;
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherError, PublisherOptions};
+use kvatlas_core::wire::{Event, NamespaceName, PROBE_NAME, Rank, Subjects, Tier, WorkerName};
+use tokio::sync::OnceCell;
+
+/// Holder of the probe, and its publisher once the publisher has been started.
+pub(super) struct Probe {
+    holder: PublishedHolder,
+    publisher: OnceCell<HolderPublisher>,
+    /// Whether the goodbye has been published.
+    is_gone: AtomicBool,
+}
+
+impl Probe {
+    /// Makes the probe of a worker. It has a random rank, so that doctors that run at the same time have different
+    /// holders. All ranks of a worker publish on one subject.
+    pub(super) fn of(namespace: NamespaceName, worker: WorkerName) -> Self {
+        let random = RandomState::new().hash_one(PROBE_NAME) >> (u64::BITS - Rank::BITS);
+        Self::at(namespace, worker, Rank::try_from(random).unwrap_or_default())
+    }
+
+    /// Makes the probe of a worker at `rank`.
+    pub(super) fn at(namespace: NamespaceName, worker: WorkerName, rank: Rank) -> Self {
+        Self {
+            holder: PublishedHolder {
+                namespace,
+                worker,
+                rank,
+            },
+            publisher: OnceCell::new(),
+            is_gone: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the holder for which the probe is published.
+    pub(super) fn holder(&self) -> &PublishedHolder {
+        &self.holder
+    }
+
+    /// Whether a holder is the probe's, or is one in the namespace that only probes use.
+    pub(super) fn is_holder(&self, namespace: &str, worker: &str, rank: Rank) -> bool {
+        namespace == PROBE_NAME || (self.is_publisher(namespace, worker) && rank == self.holder.rank)
+    }
+
+    /// Whether a publisher is the probe's, or is one in the namespace that only probes use.
+    pub(super) fn is_publisher(&self, namespace: &str, worker: &str) -> bool {
+        let own = (self.holder.namespace.as_str(), self.holder.worker.as_str());
+        namespace == PROBE_NAME || (namespace, worker) == own
+    }
+
+    /// Returns the probe's publisher. Starts it if it has not been started.
+    pub(super) async fn publisher(
+        &self,
+        nats: &Client,
+        subjects: &Subjects,
+    ) -> Result<&HolderPublisher, PublisherError> {
+        let options = PublisherOptions {
+            batch_delay: Duration::ZERO,
+            // The probe's block has no tokens, so it fits every block size.
+            tells_block_size: false,
+            ..PublisherOptions::default()
+        };
+        let start = || HolderPublisher::start(nats.clone(), subjects, self.holder.clone(), options);
+        self.publisher.get_or_try_init(start).await
+    }
+
+    /// Publishes the probe's goodbye, so that daemons forget its holder at once. Does nothing if the publisher has not
+    /// been started, or if the goodbye has been published. `patience` is the longest wait.
+    pub(super) async fn take_back(&self, patience: Duration) {
+        let publisher = self.publisher.get();
+        let Some(publisher) = publisher.filter(|_| !self.is_gone.load(Ordering::Relaxed)) else {
+            return;
+        };
+        let goodbye = async {
+            let _ = publisher.publish(Tier::DEVICE, vec![Event::Goodbye]).await;
+            let _ = publisher.flush().await;
+        };
+        let _ = tokio::time::timeout(patience, goodbye).await;
+        self.is_gone.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(namespace: &str, worker: &str) -> (NamespaceName, WorkerName) {
+        (
+            NamespaceName::new(namespace).unwrap(),
+            WorkerName::new(worker).unwrap(),
+        )
+    }
+
+    #[test]
+    fn doctors_at_the_same_time_have_different_holders() {
+        let (namespace, worker) = names("m", "own");
+        let ranks: std::collections::BTreeSet<Rank> = (0..8)
+            .map(|_| Probe::of(namespace.clone(), worker.clone()).holder.rank)
+            .collect();
+        assert_eq!(ranks.len(), 8);
+    }
+
+    #[test]
+    fn only_the_probe_and_its_namespace_are_the_doctors() {
+        let (namespace, worker) = names("m", "own");
+        let probe = Probe::at(namespace, worker, 7);
+        assert!(probe.is_holder("m", "own", 7) && probe.is_publisher("m", "own"));
+        assert!(probe.is_holder(PROBE_NAME, "other", 1) && probe.is_publisher(PROBE_NAME, "other"));
+        // The probe of an interrupted doctor makes answers about a real namespace inexact.
+        assert!(!probe.is_holder("m", "own", 8));
+        assert!(!probe.is_holder("m", "gpu-0", 7) && !probe.is_publisher("m", "gpu-0"));
+        assert!(!probe.is_holder("n", "own", 7) && !probe.is_publisher("n", "own"));
+    }
+}

@@ -1,0 +1,142 @@
+//! Search for the replicas: daemons, gateways and bridges answer on NATS as services.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kvatlas_client::Refusal;
+use serde::Deserialize;
+
+use super::broker::DoctorConnection;
+use super::replicas::Replica;
+use super::report::Check;
+use crate::cli::admin_client::AdminClientArguments;
+
+/// Subject on which all services called `kvatlas` are asked for.
+const PING: &str = "$SRV.PING.kvatlas";
+/// Longest wait on NATS for the answer of one more process, after the previous answer.
+const FINDING_PATIENCE: Duration = Duration::from_millis(500);
+/// Maximum number of daemons, gateways and bridges that are found.
+const REPLICAS_MAX: usize = 256;
+
+/// Facts that a process sends about itself when it answers a ping for services on NATS.
+#[derive(Debug, Deserialize)]
+struct PingReply {
+    metadata: Metadata,
+}
+
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    instance: String,
+    subjects_prefix: String,
+    role: String,
+    shard: Option<String>,
+    /// Address of the process's admin listener, if it has one.
+    admin: Option<String>,
+}
+
+/// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each
+/// process whose admin listener this machine cannot reach, and a warning if the server refuses the search.
+pub(super) async fn find(
+    connected: &DoctorConnection,
+    prefix: &str,
+    timeout: Duration,
+) -> (Vec<Replica>, Vec<Check>) {
+    let mut pings = match connected.unless_refused(&[PING], ask_all(connected)).await {
+        Ok(Ok(pings)) => pings,
+        Ok(Err(error)) => return (Vec::new(), vec![Check::skipped("replicas", error)]),
+        Err(refusal) => return (Vec::new(), vec![check_unfound(&refusal)]),
+    };
+    pings.retain(|ping| ping.metadata.subjects_prefix == prefix);
+    pings.sort_by(|one, other| one.metadata.instance.cmp(&other.metadata.instance));
+    let own_host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let (mut replicas, mut checks) = (Vec::new(), Vec::new());
+    for PingReply { metadata } in pings {
+        match reached_at(&metadata, &own_host) {
+            Ok(address) => match AdminClientArguments::at(Some(address), timeout).client() {
+                Ok(admin) => replicas.push(Replica::found(admin, &metadata.role, metadata.shard)),
+                Err(failure) => checks.push(Check::skipped(&metadata.instance, failure)),
+            },
+            Err(why) => checks.push(Check::skipped(&format!("replica {}", metadata.instance), why)),
+        }
+    }
+    (replicas, checks)
+}
+
+/// Returns the check that warns if the server refuses the search for replicas.
+fn check_unfound(refusal: &Refusal) -> Check {
+    Check::warning(
+        "replicas",
+        format!("{refusal}: so no daemons were looked for"),
+        format!(
+            "name the admin listener of each daemon with --admin; or allow {PING}, and the inbox of the credentials"
+        ),
+    )
+}
+
+/// Returns the address at which the machine `own_host` reaches the admin listener of a process, or the reason why it cannot.
+fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static str> {
+    let Some(address) = &metadata.admin else {
+        return Err("it has no admin listener (admin.listen)");
+    };
+    let (_, place) = metadata.instance.rsplit_once('@').unwrap_or_default();
+    let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+    let listens: Option<SocketAddr> = address.parse().ok();
+    match listens {
+        Some(listens)
+            if host == own_host || !(listens.ip().is_loopback() || listens.ip().is_unspecified()) =>
+        {
+            Ok(address.clone())
+        }
+        Some(listens) if listens.ip().is_unspecified() => Ok(format!("{host}:{}", listens.port())),
+        _ => Err("its admin listener is on the loopback address of its machine; run the doctor there"),
+    }
+}
+
+async fn ask_all(connected: &DoctorConnection) -> Result<Vec<PingReply>, async_nats::Error> {
+    let nats = &connected.nats;
+    let inbox = nats.new_inbox();
+    let mut answers = nats.subscribe(inbox.clone()).await?;
+    nats.publish_with_reply(PING, inbox, bytes::Bytes::new()).await?;
+    let mut pings = Vec::new();
+    while let Ok(Some(answer)) = tokio::time::timeout(FINDING_PATIENCE, answers.next()).await {
+        // Other programs may use the same service name. Their answers cannot be decoded, and are left out.
+        pings.extend(serde_json::from_slice::<PingReply>(&answer.payload));
+        if pings.len() >= REPLICAS_MAX {
+            break;
+        }
+    }
+    Ok(pings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_reached_from_where_it_listens() {
+        let reached = |instance: &str, admin: Option<&str>| {
+            let metadata = Metadata {
+                instance: instance.to_owned(),
+                subjects_prefix: "kvatlas".to_owned(),
+                role: "daemon".to_owned(),
+                shard: None,
+                admin: admin.map(str::to_owned),
+            };
+            reached_at(&metadata, "here").ok()
+        };
+        let at = |address: &str| Some(address.to_owned());
+        assert_eq!(
+            reached("kvatlas@here:7", Some("127.0.0.1:9464")),
+            at("127.0.0.1:9464")
+        );
+        assert_eq!(reached("kvatlas@there:7", Some("127.0.0.1:9464")), None);
+        assert_eq!(
+            reached("kvatlas@there:7", Some("10.0.0.7:9464")),
+            at("10.0.0.7:9464")
+        );
+        assert_eq!(reached("kvatlas@there:7", Some("0.0.0.0:9464")), at("there:9464"));
+        assert_eq!(reached("kvatlas@there:7", Some("[::]:1")), at("there:1"));
+        assert_eq!(reached("kvatlas@here:7", None), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! `kvatlas doctor`: its probe, and its checks where parts of the deployment are missing.
+
+use std::process::{Output, Stdio};
+
+use futures_util::StreamExt;
+use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::process::kvatlas;
+use crate::support::{Client, PATIENCE, broker, daemon, lasting_port, snapshots_in, subjects};
+
+/// Runs `kvatlas doctor` with more arguments and with environment variables.
+async fn doctor(url: &str, more: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut doctor = kvatlas(&["doctor", "--nats-url", url, "--json"]);
+    doctor.args(more).envs(variables.iter().copied());
+    let looking = tokio::task::spawn_blocking(move || doctor.output().unwrap());
+    looking.await.unwrap()
+}
+
+fn checks(looked: &Output) -> Vec<Value> {
+    let report: Value = serde_json::from_slice(&looked.stdout).unwrap_or_else(|_| panic!("{looked:?}"));
+    report["checks"].as_array().unwrap().clone()
+}
+
+fn check<'c>(checks: &'c [Value], name: &str) -> &'c Value {
+    let found = checks.iter().find(|check| check["name"] == name);
+    found.unwrap_or_else(|| panic!("there is no {name} in {checks:?}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctors_at_the_same_time_do_not_fail_each_other() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let looking = (0..4).map(|_| doctor(broker.url(), &[], &[]));
+    for looked in futures_util::future::join_all(looking).await {
+        let checks = checks(&looked);
+        let probe = check(&checks, "round trip");
+        assert_eq!(probe["outcome"], "fine", "{probe}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_doctor_that_is_interrupted_takes_its_probe_back() {
+    let broker = broker().await;
+    let client = Client::connect(broker.url()).await;
+    let namespace = NamespaceName::new(PROBE_NAME).unwrap();
+    let worker = WorkerName::new(PROBE_NAME).unwrap();
+    // The question about the probe is heard, and not answered.
+    let question = subjects().query(&namespace);
+    let _questions = client.nats.subscribe(question).await.unwrap();
+    let events = subjects().events(&namespace, &worker);
+    let mut events = client.nats.subscribe(events).await.unwrap();
+    client.nats.flush().await.unwrap();
+    let arguments = ["doctor", "--nats-url", broker.url(), "--timeout", "600s"];
+    let admin = ["--admin", "127.0.0.1:9"];
+    let mut command = kvatlas(&arguments);
+    let doctor = command.args(admin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let doctor = doctor.spawn().unwrap();
+    let mut says = async |word: &str| {
+        while let Some(batch) = events.next().await {
+            if batch
+                .payload
+                .windows(word.len())
+                .any(|part| part == word.as_bytes())
+            {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, says("stored")).await.unwrap();
+    kill_process(Pid::from_child(&doctor), Signal::INT).unwrap();
+    tokio::time::timeout(PATIENCE, says("goodbye")).await.unwrap();
+    let waiting = tokio::task::spawn_blocking(move || doctor.wait_with_output().unwrap());
+    let ended = waiting.await.unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("ended by SIGINT"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_tells_its_disk_although_the_broker_is_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let (key, value) = snapshots_in(directory.path());
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[(key, &value)]).await;
+    let admin = daemon.admin_address().unwrap().to_string();
+    let nobody = format!("nats://127.0.0.1:{}", lasting_port());
+    let looked = doctor(&nobody, &["--admin", &admin], &[]).await;
+    assert_eq!(looked.status.code(), Some(69));
+    let disk = format!("disk of {admin}");
+    let (checks, path) = (checks(&looked), directory.path().to_str().unwrap());
+    let found = check(&checks, &disk)["found"].as_str().unwrap();
+    assert!(found.contains(path), "{found}");
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_that_is_off_ends_no_doctor() {
+    let broker = broker().await;
+    let off = [("KVATLAS_ADMIN_LISTEN", "off")];
+    let nobody = format!("nats://127.0.0.1:{}", lasting_port());
+    for (url, code) in [(broker.url(), 1), (nobody.as_str(), 69)] {
+        let looked = doctor(url, &["--timeout", "1s"], &off).await;
+        let checks = checks(&looked);
+        let replica = check(&checks, "replica");
+        assert_eq!(replica["outcome"], "skipped", "{replica}");
+        assert!(
+            replica.to_string().contains("KVATLAS_ADMIN_LISTEN is off"),
+            "{replica}"
+        );
+        assert_eq!(looked.status.code(), Some(code), "{checks:?}");
+    }
+    // An address that the command line names must be right.
+    let looked = doctor(broker.url(), &["--admin", "a b"], &[]).await;
+    assert_eq!(looked.status.code(), Some(64), "{looked:?}");
+}
