@@ -323,8 +323,10 @@ mod tests {
                 let bridge = BridgeMetrics::new();
                 let engine = bridge.of_engine("m", "a/0");
                 engine.set_exact(true);
+                // Another part of the bridge has handles of the same engine.
+                let other = bridge.of_engine("m", "a/0");
                 happens(&bridge, &engine);
-                kept = Some(engine);
+                kept = Some((engine, other));
             });
             drop(kept);
             text.contains("kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"a/0\"} 1")

@@ -15,8 +15,9 @@ struct ExactGaugesState {
     /// Whether the NATS server is away, so that daemons cannot be told.
     is_away: bool,
     next: u64,
-    /// Gauge of each engine, and whether the engine is exact apart from that.
-    gauges: HashMap<u64, (Gauge, bool)>,
+    /// Gauge of each entry, and whether its engine is exact apart from that; `None` before that was noted. An engine may
+    /// have several entries, of which one is noted.
+    gauges: HashMap<u64, (Gauge, Option<bool>)>,
 }
 
 /// One engine's entry among the gauges. The entry ends when this value is dropped.
@@ -31,7 +32,7 @@ impl ExactGauges {
         let mut state = self.0.lock();
         let number = state.next;
         state.next += 1;
-        state.gauges.insert(number, (gauge, false));
+        state.gauges.insert(number, (gauge, None));
         ExactGaugeEntry {
             gauges: self.clone(),
             number,
@@ -43,7 +44,9 @@ impl ExactGauges {
         let mut state = self.0.lock();
         if std::mem::replace(&mut state.is_away, is_away) != is_away {
             for (gauge, is_exact) in state.gauges.values() {
-                gauge.set(f64::from(*is_exact && !is_away));
+                if let Some(is_exact) = is_exact {
+                    gauge.set(f64::from(*is_exact && !is_away));
+                }
             }
         }
     }
@@ -55,7 +58,7 @@ impl ExactGaugeEntry {
         let mut state = self.gauges.0.lock();
         let is_away = state.is_away;
         if let Some((gauge, is_exact)) = state.gauges.get_mut(&self.number) {
-            *is_exact = exact;
+            *is_exact = Some(exact);
             gauge.set(f64::from(exact && !is_away));
         }
     }

@@ -249,13 +249,11 @@ async fn an_engine_may_come_back_under_another_topic() {
     let folder = tempfile::tempdir().unwrap();
     let state = state_of(folder.path());
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        framing: 4,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
-    publishers.publish_under(0, "kv-events", &json!([stored(1, 0, 2)]));
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish_under(0, "kv-events", &json!([stored(1, 0, 1)]));
     let first = bridge(&site, &publishers, &[&state]);
+    site.settles("gpu-0", 1, &[]).await;
+    publishers.publish_under(0, "kv-events", &json!([stored(1, 1, 1)]));
     site.settles("gpu-0", 2, &[]).await;
     first.stop();
     publishers = publishers.restart(&python);
