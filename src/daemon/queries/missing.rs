@@ -213,7 +213,7 @@ mod tests {
         assert!(missing.refused(11).unwrap().contains("shards.query.llama"));
         assert_eq!(missing.refused(10 + REFUSED_FOR_US), None);
         note("kvatlas.v1.shards.status.~all", 20);
-        missing.note(&name("n"), &gathered(&[]), &BTreeMap::new(), 30);
+        missing.note(Some(&name("n")), &gathered(&[]), &BTreeMap::new(), 30);
         assert_eq!(missing.refused(30), None);
     }
 
