@@ -194,7 +194,8 @@ async fn ask(
     while !awaited.are_all_there() {
         tokio::select! {
             () = &mut over => break,
-            () = &mut quiet, if !awaited.is_listed => awaited.is_listed = true,
+            // Before the first process says that it is there, silence shows only that the way is long.
+            () = &mut quiet, if !awaited.is_listed && !awaited.present.is_empty() => awaited.is_listed = true,
             Some(found) = present.next() => {
                 awaited.found(&found.payload);
                 quiet.as_mut().reset(Instant::now() + QUIET);
