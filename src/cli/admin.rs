@@ -194,7 +194,8 @@ async fn ask(
     while !awaited.are_all_there() {
         tokio::select! {
             () = &mut over => break,
-            () = &mut quiet, if !awaited.is_listed => awaited.is_listed = true,
+            // Before the first process says that it is there, silence shows only that the way is long.
+            () = &mut quiet, if !awaited.is_listed && !awaited.present.is_empty() => awaited.is_listed = true,
             Some(found) = present.next() => {
                 awaited.found(&found.payload);
                 quiet.as_mut().reset(Instant::now() + QUIET);
@@ -278,13 +279,21 @@ impl<'a> AwaitedReplies<'a> {
         let Ok(FoundProcess { metadata }) = serde_json::from_slice(payload) else {
             return;
         };
-        let is_bridge = metadata.role == ProcessRole::Bridge.as_str();
+        // A gateway keeps no index, so it has nothing to do but to stop. It may lack the right to hear commands.
+        let has_role = |role: ProcessRole| metadata.role == role.as_str();
+        let is_concerned = match self.command {
+            AdminCommand::Reset => has_role(ProcessRole::Bridge),
+            AdminCommand::Drain => !has_role(ProcessRole::Bridge),
+            AdminCommand::Forget | AdminCommand::Resync | AdminCommand::Snapshot => {
+                has_role(ProcessRole::Daemon)
+            }
+        };
         let is_meant = self
             .instance
             .as_ref()
             .is_none_or(|name| *name == metadata.instance)
             && Subjects::new(&metadata.subjects_prefix).is_ok_and(|subjects| subjects == *self.subjects)
-            && is_bridge == (self.command == AdminCommand::Reset);
+            && is_concerned;
         if is_meant && self.present.len() < REPLIES_MAX {
             self.present.push(metadata.instance);
         }
@@ -432,7 +441,7 @@ mod tests {
     #[test]
     fn all_that_are_there_are_waited_for() {
         let subjects = subjects();
-        let mut awaited = awaited(&subjects, AdminCommand::Snapshot, None);
+        let mut awaited = awaited(&subjects, AdminCommand::Drain, None);
         for name in ["a", "b", "b"] {
             assert!(!awaited.are_all_there(), "{name}");
             awaited.take(&reply(name)).unwrap();
@@ -450,7 +459,8 @@ mod tests {
         let mut awaited = awaited(&subjects, AdminCommand::Forget, None);
         awaited.is_listed = true;
         awaited.take(&reply("b")).unwrap();
-        let expected = [("b", true), ("a", false), ("b", false)];
+        // The gateway has nothing to forget.
+        let expected = [("b", true), ("a", false)];
         assert_eq!(
             outcomes(awaited),
             expected.map(|(name, is_done)| (name.to_owned(), is_done))

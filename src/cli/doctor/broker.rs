@@ -17,6 +17,9 @@ use super::report::Check;
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 /// Maximum number of the server's refusals that are kept for the checks.
 const REFUSALS_MAX: usize = 64;
+/// Time to wait after a flush for the server's refusals. The server sends them before its answer to the flush, but the NATS
+/// library passes them on a moment later.
+pub(super) const PASSING_ON: Duration = Duration::from_millis(200);
 
 /// Connection to NATS, together with the refusals that the server sends on it.
 pub(super) struct DoctorConnection {
@@ -120,9 +123,16 @@ impl DoctorConnection {
         subjects: &[&str],
         asked: impl Future<Output = T>,
     ) -> Result<T, Refusal> {
-        if let Some(refusal) = self.inbox_refusal.get() {
-            return Err(refusal.clone());
-        }
+        let without_inbox = async {
+            match self.inbox_refusal.get() {
+                Some(refusal) => {
+                    // The server may also refuse a message that `asked` sends, which says more.
+                    tokio::time::sleep(PASSING_ON).await;
+                    refusal.clone()
+                }
+                None => std::future::pending().await,
+            }
+        };
         let mut refusals = self.refusals.lock().await;
         let refused = async {
             while let Some(refusal) = refusals.recv().await {
@@ -140,6 +150,7 @@ impl DoctorConnection {
         tokio::select! {
             biased;
             refusal = refused => Err(refusal),
+            refusal = without_inbox => Err(refusal),
             answer = asked => Ok(answer),
         }
     }

@@ -3,20 +3,14 @@
 //! The server does not list permissions. A client learns whether it may subscribe or publish only by doing so. So the
 //! checks subscribe and publish. The messages have no effect on their receivers, and the subscriptions end immediately.
 
-use std::time::Duration;
-
 use kvatlas_config::Config;
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::broker::Refused;
 use kvatlas_process::setup::Setup;
 
-use super::broker::DoctorConnection;
+use super::broker::{DoctorConnection, PASSING_ON};
 use super::report::Check;
 use super::{DoctorArguments, NatsRole};
-
-/// Time to wait after a flush for the server's refusals. The server sends them before its answer to the flush, but the NATS
-/// library passes them on a moment later.
-const PASSING_ON: Duration = Duration::from_millis(200);
 
 /// Returns a check of the permissions of each chosen role.
 pub(super) async fn check(

@@ -465,6 +465,9 @@ qwen          1000         0  123456  12345678
                 .starts_with("publishers in qwen: all batches are dropped of wide"),
             "{failure}"
         );
+        dropped.namespaces[1].refused_total = 3;
+        let text = dropped.namespaces[1].render_refused();
+        assert!(text.ends_with("of wide (other_settings) and 2 more"), "{text}");
         status.namespaces[0].epochs_ahead = 1;
         status.namespaces[0].ahead = vec!["gpu-3/0".to_owned()];
         status.namespaces[1].refused = vec![wide()];

@@ -36,6 +36,8 @@ pub(in crate::cli) struct NamespaceStatus {
     pub(in crate::cli) ahead: Vec<String>,
     /// Some publishers whose batches are dropped, each with the reason. The daemon keeps no holder for them.
     pub(in crate::cli) refused: Vec<PublisherRefusal>,
+    /// Number of all publishers whose batches are dropped, including those that `refused` does not name.
+    pub(in crate::cli) refused_total: u64,
     /// Numbers of recent answers about the namespace: all of them, and those that were not exact.
     pub(in crate::cli) cost: Option<Cost>,
     /// Names of some degraded holders, in the order of their names.
@@ -104,7 +106,11 @@ impl NamespaceStatus {
         let refused = self.refused.iter();
         let named = refused.map(|refusal| format!("{} ({})", refusal.worker, refusal.reason));
         let (name, named) = (&self.namespace, named.collect::<Vec<_>>().join(", "));
-        format!("publishers in {name}: all batches are dropped of {named}")
+        let more = match self.refused_total.saturating_sub(self.refused.len() as u64) {
+            0 => String::new(),
+            unnamed => format!(" and {unnamed} more"),
+        };
+        format!("publishers in {name}: all batches are dropped of {named}{more}")
     }
 
     pub(super) fn render_degraded(&self, now_us: u64) -> String {

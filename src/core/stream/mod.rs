@@ -99,10 +99,10 @@ impl StreamTrust {
         self.has_unheard.load(Ordering::Acquire)
     }
 
-    /// Whether every publisher is known, and is heard. If the result is `false`, there may be a new publisher from which no message
-    /// has arrived yet. During a stall the result is `false`, and while [some publishers are unheard](Self::set_unheard).
-    /// Must be called before a search, because a publisher may
-    /// appear during the search.
+    /// Whether every publisher is known, and is heard. If the result is `false`, there may be a new publisher from which
+    /// no message has arrived yet. During a stall the result is `false`, and while
+    /// [some publishers are unheard](Self::set_unheard). Must be called before a search, because a publisher may appear
+    /// during the search.
     pub fn is_listed(&self) -> bool {
         !self.has_unheard()
             && !self.is_stalled()

@@ -14,7 +14,7 @@ const BLOCK_BYTES: usize = 160;
 const HINT_BYTES: usize = 256;
 /// Maximum number of holders that hints name for one block. Further hints push out the oldest ones. The maximum bounds
 /// the memory for a block, and the list in a reply.
-pub(super) const HOLDERS_MAX: usize = 64;
+pub(crate) const HOLDERS_MAX: usize = 64;
 
 /// Returns the approximate size in bytes of a hint with `blocks` blocks.
 pub(super) fn cost(blocks: usize) -> usize {

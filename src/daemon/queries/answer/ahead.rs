@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use kvatlas_core::index::{Namespace, PositionalIndexer, QueryChain};
 use kvatlas_core::wire::{DegradedReason, HolderMatch, PredictedHolder, QueryKey, QueryReply, SingleQuery};
 
+use crate::hints::HINTED_HOLDERS_MAX;
 use crate::lanes::SeenInParts;
 
 use super::{Answerer, DoubtFacts, Doubted, QueryLength, explain, most_of, saturating_u32};
@@ -118,7 +119,8 @@ fn merge(reply: &mut QueryReply, listed: Listing, mut added: Listing, added_tota
     reply.holders_total += added_total.saturating_sub(twice);
 }
 
-/// Adds the holders `added` to the `predicted` ones. A holder that is in both lists stays once, with more blocks.
+/// Adds the holders `added` to the `predicted` ones, and keeps at most [`HINTED_HOLDERS_MAX`]. A holder that is in both
+/// lists stays once, with more blocks.
 fn add_predicted(predicted: &mut Vec<PredictedHolder>, mut added: Vec<PredictedHolder>) {
     if added.is_empty() {
         return;
@@ -127,4 +129,28 @@ fn add_predicted(predicted: &mut Vec<PredictedHolder>, mut added: Vec<PredictedH
     predicted.sort_by(|one, other| one.order().cmp(&other.order()));
     let mut known = HashSet::new();
     predicted.retain(|holder| known.insert((holder.worker.clone(), holder.rank)));
+    predicted.truncate(HINTED_HOLDERS_MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::WorkerName;
+
+    use super::*;
+
+    #[test]
+    fn both_chains_together_predict_as_many_holders_as_one() {
+        let holders = |name: &str, blocks| -> Vec<_> {
+            let holder = |rank| PredictedHolder {
+                worker: WorkerName::new(name).unwrap(),
+                rank,
+                blocks,
+                address: None,
+            };
+            (0..64).map(holder).collect()
+        };
+        let mut predicted = holders("plain", 2);
+        add_predicted(&mut predicted, holders("ahead", 3));
+        assert_eq!(predicted, holders("ahead", 3));
+    }
 }
