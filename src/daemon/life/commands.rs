@@ -27,6 +27,8 @@ struct OperatorCommands {
     client: Client,
     subjects: Subjects,
     instance: String,
+    /// Whether the daemon is a gateway. It keeps no index, so it only carries out `Drain`.
+    is_gateway: bool,
     pool: Arc<LanePool>,
     snapshots: Option<Arc<SnapshotKeeper>>,
     drain: CancellationToken,
@@ -68,6 +70,7 @@ pub(super) async fn start_commands(
         client,
         subjects: shared.subjects.clone(),
         instance: instance_name(&shared.nats.connection_name),
+        is_gateway: shared.config.gateway.enabled,
         pool: Arc::clone(&shared.pool),
         snapshots,
         drain: drain.clone(),
@@ -90,8 +93,13 @@ impl OperatorCommands {
 
     async fn take(&self, message: Message) {
         let command = self.subjects.parse_admin(&message.subject);
-        // Daemons ignore the command `Reset`, which is for bridges.
-        let Some(command) = command.filter(|command| *command != AdminCommand::Reset) else {
+        let is_for_us = |command: &AdminCommand| match command {
+            AdminCommand::Drain => true,
+            AdminCommand::Forget | AdminCommand::Resync | AdminCommand::Snapshot => !self.is_gateway,
+            // This command is for bridges.
+            AdminCommand::Reset => false,
+        };
+        let Some(command) = command.filter(is_for_us) else {
             return;
         };
         let request = match AdminRequest::decode(&message.payload) {
