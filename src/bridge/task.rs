@@ -107,8 +107,9 @@ impl SocketEvents {
         Ok(())
     }
 
-    /// Decides about an earlier bridge's file that could not be read. If all of the engine's blocks are known without it, it
-    /// may be written over. Otherwise the engine is begun again once the file can be read, unless more would be lost by that.
+    /// Decides about an earlier bridge's file that could not be read. If all of the engine's blocks are known without it,
+    /// it may be written over. Otherwise the engine is begun again once the file can be read, unless more would be lost
+    /// by that.
     async fn settle_unread(&mut self, engine: &NewEngine) -> Result<(), FollowError> {
         let is_exact = self.follower.relay().is_exact();
         let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.is_unread()) else {

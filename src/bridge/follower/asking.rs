@@ -199,8 +199,8 @@ impl Follower {
         Ok(first.is_some_and(|first| self.continuity.is_first(first)))
     }
 
-    /// Whether an engine that is begun again with the state after the batch `last` can go on from there without a loss: the
-    /// replay socket still has that batch, and so all that came after it. Also true if no batch was heard since.
+    /// Whether an engine that is begun again with the state after the batch `last` can go on from there without a loss:
+    /// the replay socket still has that batch, and so all that came after it. Also true if no batch was heard since.
     pub(in super::super) async fn can_go_on_after(&mut self, last: u64) -> Result<bool, FollowError> {
         if self.continuity.last().is_none() || !self.can_ask() {
             return Ok(self.continuity.last().is_none());

@@ -86,9 +86,9 @@ impl Keeper {
         self.directory.write_over(&self.holder);
     }
 
-    /// Returns the number of the last batch in a file that could not be read, and can be read by now. `None` if it still cannot
-    /// be read, or has no batch. Reads it on a thread that may block, and tries again after a pause. `cache` is the text of
-    /// the engine's settings.
+    /// Returns the number of the last batch in a file that could not be read, and can be read by now. `None` if it still
+    /// cannot be read, or has no batch. Reads it on a thread that may block, and tries again after a pause. `cache` is the
+    /// text of the engine's settings.
     pub(in super::super) fn read_late(&mut self, cache: &str) -> Option<u64> {
         match &mut self.reading {
             Some(reading) => {

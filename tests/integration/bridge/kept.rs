@@ -74,9 +74,9 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     .await;
 }
 
-/// Has a bridge keep an engine's first 8 batches in JetStream, and the next bridge begin without JetStream. The engine then
-/// publishes `more` blocks, each of a chain at a place. Then JetStream comes back, with what is in `store`. The replay socket
-/// keeps 4 batches.
+/// Has a bridge keep an engine's first 8 batches in JetStream, and the next bridge begin without JetStream. The engine
+/// then publishes `more` blocks, each of a chain at a place. Then JetStream comes back, with what is in `store`. The
+/// replay socket keeps 4 batches.
 async fn begun_late(python: &Path, store: &Path, more: &[(u32, u32)]) -> (Site, Publishers, Process) {
     let port = lasting_port();
     let mut site = Site::at(broker_on_port(&server(), store, port).await, &[]).await;
@@ -112,8 +112,8 @@ async fn begun_late(python: &Path, store: &Path, more: &[(u32, u32)]) -> (Site, 
     (site, publishers, second)
 }
 
-/// The replay socket no longer has the engine's first batches, so the bridge must go on from the kept state, and not write
-/// over it.
+/// The replay socket no longer has the engine's first batches, so the bridge must go on from the kept state, and not
+/// write over it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_goes_on_from_jetstream_that_comes_late() {
     let Some(python) = python() else { return };
@@ -123,8 +123,8 @@ async fn a_bridge_goes_on_from_jetstream_that_comes_late() {
     assert_eq!(site.depth(1, "gpu-0").await, 9);
 }
 
-/// The replay socket no longer has the batches behind the kept state. If the bridge went on from there, it would lose what
-/// it has heard since.
+/// The replay socket no longer has the batches behind the kept state. If the bridge went on from there, it would lose
+/// what it has heard since.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_keeps_what_it_has_heard_where_the_kept_state_is_too_old() {
     let Some(python) = python() else { return };
