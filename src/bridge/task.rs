@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_process::registry::NewEngine;
+use kvatlas_telemetry::log_gated;
 
 use super::follower::{FollowError, Follower};
 use super::frames::Numbered;
@@ -106,9 +107,10 @@ impl SocketEvents {
         Ok(())
     }
 
-    /// Decides about an earlier bridge's file that could not be read. If all of the engine's blocks are known without it, it
-    /// may be written over. Otherwise the engine is begun again once the file can be read.
-    fn settle_unread(&mut self, engine: &NewEngine) -> Result<(), FollowError> {
+    /// Decides about an earlier bridge's file that could not be read. If all of the engine's blocks are known without it,
+    /// it may be written over. Otherwise the engine is begun again once the file can be read, unless more would be lost
+    /// by that.
+    async fn settle_unread(&mut self, engine: &NewEngine) -> Result<(), FollowError> {
         let is_exact = self.follower.relay().is_exact();
         let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.is_unread()) else {
             return Ok(());
@@ -117,7 +119,14 @@ impl SocketEvents {
             keeper.write_over();
             return Ok(());
         }
-        if !keeper.is_readable(&cache_of(engine)) {
+        let Some(last) = keeper.read_late(&cache_of(engine)) else {
+            return Ok(());
+        };
+        if !self.follower.can_go_on_after(last).await? {
+            log_gated!(
+                info "what was kept of an engine comes too late to be of use" up to 64;
+                worker = %engine.key.instance, last
+            );
             return Ok(());
         }
         // The end of this source must not write over the file.
@@ -127,7 +136,7 @@ impl SocketEvents {
 
     /// Saves the engine's known state, if it is time for the next save.
     async fn keep_if_due(&mut self, engine: &NewEngine) -> Result<(), FollowError> {
-        self.settle_unread(engine)?;
+        self.settle_unread(engine).await?;
         let changes = self.follower.changes();
         let Some(turn) = self.own_keeper().and_then(|keeper| keeper.turn(changes)) else {
             return Ok(());

@@ -199,6 +199,21 @@ impl Follower {
         Ok(first.is_some_and(|first| self.continuity.is_first(first)))
     }
 
+    /// Whether an engine that is begun again with the state after the batch `last` can go on from there without a loss:
+    /// the replay socket still has that batch, and so all that came after it. Also true if no batch was heard since.
+    pub(in super::super) async fn can_go_on_after(&mut self, last: u64) -> Result<bool, FollowError> {
+        if self.continuity.last().is_none() || !self.can_ask() {
+            return Ok(self.continuity.last().is_none());
+        }
+        let mut first = None;
+        let note = |numbered: &Numbered| _ = first.get_or_insert(numbered.seq);
+        match self.read_answer(last, note).await {
+            Err(error @ FollowError::Publisher(_)) => Err(error),
+            Err(_) => Ok(false),
+            Ok(()) => Ok(first == Some(last)),
+        }
+    }
+
     /// Asks the replay socket whether it has the batch `heard`, which was published, with the same bytes.
     pub(super) async fn agrees(&mut self, heard: HeardBatch) -> Result<bool, FollowError> {
         let mut agrees = false;

@@ -37,8 +37,8 @@ pub(in super::super) struct Keeper {
     writing: Option<JoinHandle<()>>,
     /// Whether an earlier bridge's file may be there, but could not be read.
     is_unread: bool,
-    /// Attempt to read an earlier bridge's file that could not be read. It returns whether the file is of use.
-    reading: Option<JoinHandle<bool>>,
+    /// Attempt to read an earlier bridge's file that could not be read. It returns what [`Self::read_late`] returns.
+    reading: Option<JoinHandle<Option<u64>>>,
     /// Time that the last writing took, in microseconds.
     took_us: Arc<AtomicU64>,
 }
@@ -86,27 +86,26 @@ impl Keeper {
         self.directory.write_over(&self.holder);
     }
 
-    /// Returns whether a file that could not be read can be read by now, and is of use. Reads it on a thread that may block, and
-    /// tries again after a pause. `cache` is the text of the engine's settings.
-    pub(in super::super) fn is_readable(&mut self, cache: &str) -> bool {
+    /// Returns the number of the last batch in a file that could not be read, and can be read by now. `None` if it still
+    /// cannot be read, or has no batch. Reads it on a thread that may block, and tries again after a pause. `cache` is the
+    /// text of the engine's settings.
+    pub(in super::super) fn read_late(&mut self, cache: &str) -> Option<u64> {
         match &mut self.reading {
             Some(reading) => {
-                let Some(read) = reading.now_or_never() else {
-                    return false;
-                };
+                let read = reading.now_or_never()?;
                 self.reading = None;
                 self.is_unread = self.directory.is_unread(&engine_file(&self.holder));
                 // A thread that has failed has logged that.
                 read.unwrap_or_default()
             }
-            None if Instant::now() < self.due_at => false,
+            None if Instant::now() < self.due_at => None,
             None => {
                 self.due_at = Instant::now() + self.directory.inner.interval;
                 let (directory, holder) = (self.directory.clone(), self.holder.clone());
                 let (cache, bytes_max) = (cache.to_owned(), self.bytes_max);
-                let read = move || directory.engine(&holder, &cache, bytes_max).is_some();
+                let read = move || directory.engine(&holder, &cache, bytes_max)?.continuity.last();
                 self.reading = Some(tokio::task::spawn_blocking(read));
-                false
+                None
             }
         }
     }

@@ -207,18 +207,18 @@ async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
     assert!(keeper.last_turn(1).await.is_none());
     let mut read_again = async || {
         // The first call only begins to read.
-        assert!(!keeper.is_readable("cache") && keeper.turn(1).is_none());
+        assert!(keeper.read_late("cache").is_none() && keeper.turn(1).is_none());
         while keeper.is_reading() {
-            if keeper.is_readable("cache") {
-                return true;
+            if let Some(last) = keeper.read_late("cache") {
+                return Some(last);
             }
             tokio::task::yield_now().await;
         }
-        false
+        None
     };
-    assert!(!read_again().await);
+    assert_eq!(read_again().await, None);
     storage.set(false);
-    assert!(read_again().await);
+    assert_eq!(read_again().await, kept("cache").continuity.last());
     let read = directory.engine(&holder(), "cache", BYTES_MAX).unwrap();
     assert_eq!(read.epoch, 9);
     assert!(write(&directory, &doubtful), "it has been read");

@@ -319,14 +319,17 @@ mod tests {
 
     #[test]
     fn a_batch_of_a_full_state_has_no_more_events_than_others() {
-        for (given, expected) in [(5, vec![5, 5, 2]), (usize::MAX, vec![12])] {
+        for (given, roots, expected) in [
+            (5, 12, vec![5, 5, 2]),
+            (usize::MAX, 1026, vec![STATE_EVENTS_MAX, 2]),
+        ] {
             let mut outbox = outbox(PublisherOptions {
                 batch_events_max: given,
-                chunk_bytes_max: 100_000,
+                chunk_bytes_max: 1 << 20,
                 ..options()
             });
             let roots =
-                (1..=12).map(|root| StoredBlocks::by_sequence(None, None, vec![SequenceHash(root << 32)]));
+                (1..=roots).map(|root| StoredBlocks::by_sequence(None, None, vec![SequenceHash(root << 32)]));
             for root in roots {
                 outbox.add(Tier::DEVICE, vec![Event::Stored(root)], Clocks::default());
             }

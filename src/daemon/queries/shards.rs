@@ -326,11 +326,18 @@ impl ShardAsker {
         reply
     }
 
-    /// Counts a request to the shards that none has answered, and returns the error for the client. Notes an outage, unless
-    /// the request could not be sent.
+    /// Counts a request to the shards that none has answered, or that one has refused with a code of a later version, and
+    /// returns the error for the client. Notes an outage, unless the request could not be sent or was refused.
     fn failed(&self, error: ClientError) -> WireError {
-        self.metrics.gathered(GatherOutcome::Unanswered);
         let words = error.to_string();
+        if let ClientError::RefusedOtherwise { .. } = error {
+            self.metrics.gathered(GatherOutcome::Refused);
+            return WireError::new(
+                ErrorCode::BadRequest,
+                format!("a shard refuses the request: {words}"),
+            );
+        }
+        self.metrics.gathered(GatherOutcome::Unanswered);
         if let ClientError::NoDaemon { .. } | ClientError::TimedOut { .. } | ClientError::Connection(_) =
             error
         {

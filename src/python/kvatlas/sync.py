@@ -51,9 +51,11 @@ class _Thread:
         """The one loop of all threads that use this module."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                loop = asyncio.new_event_loop()
                 # A daemon thread: a program that forgets to close its connection can end all the same.
-                threading.Thread(target=self._loop.run_forever, name="kvatlas", daemon=True).start()
+                threading.Thread(target=loop.run_forever, name="kvatlas", daemon=True).start()
+                # Only now, as nobody would ever run the loop of a thread that could not begin.
+                self._loop = loop
             return self._loop
 
     def forget(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
 
@@ -37,3 +38,18 @@ def test_threads_that_begin_together_share_one_loop(monkeypatch: pytest.MonkeyPa
         for thread in threads:
             thread.join()
         assert len(found) == 1
+
+
+def test_a_thread_that_cannot_begin_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio, "new_event_loop", _Loop)
+    shared, begun = sync._Thread(), queue.SimpleQueue[_Loop]()
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="new thread"):
+            shared.loop()
+    monkeypatch.setattr(_Loop, "run_forever", lambda loop: begun.put(loop))
+    loop: object = shared.loop()
+    assert begun.get(timeout=60) is loop

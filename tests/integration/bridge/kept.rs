@@ -1,6 +1,8 @@
 //! State that a bridge keeps in JetStream. A new bridge continues from this state, as it would from a state directory.
 //! Bridges with the same state know each other's registered engines.
 
+use std::path::Path;
+
 use async_nats::jetstream;
 use futures_util::TryStreamExt;
 use rustix::process::Signal;
@@ -72,18 +74,17 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     .await;
 }
 
-/// JetStream comes back after the bridge has begun without it. The replay socket no longer has the engine's first batches,
-/// so the bridge must go on from the kept state, and not write over it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_goes_on_from_jetstream_that_comes_late() {
-    let Some(python) = python() else { return };
-    let (port, store) = (lasting_port(), tempfile::tempdir().unwrap());
-    let mut site = Site::at(broker_on_port(&server(), store.path(), port).await, &[]).await;
+/// Has a bridge keep an engine's first 8 batches in JetStream, and the next bridge begin without JetStream. The engine
+/// then publishes `more` blocks, each of a chain at a place. Then JetStream comes back, with what is in `store`. The
+/// replay socket keeps 4 batches.
+async fn begun_late(python: &Path, store: &Path, more: &[(u32, u32)]) -> (Site, Publishers, Process) {
+    let port = lasting_port();
+    let mut site = Site::at(broker_on_port(&server(), store, port).await, &[]).await;
     let spec = Spec {
         buffer: 4,
         ..Spec::default()
     };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(python, &[spec]);
     let first = bridge(&site, &publishers, &[STATE]);
     for part in 0..8 {
         publishers.publish(0, &json!([stored(1, part, 1)]));
@@ -98,16 +99,43 @@ async fn a_bridge_goes_on_from_jetstream_that_comes_late() {
         let message = line["message"].as_str().unwrap_or_default();
         message.starts_with("what was kept cannot be read for now")
     });
-    publishers.publish(0, &json!([stored(1, 8, 1)]));
+    for (chain, part) in more {
+        publishers.publish(0, &json!([stored(*chain, *part, 1)]));
+    }
     eventually("the engine is in doubt", async || {
         let holder = site.holder("gpu-0").await?;
         reasons(&holder).contains(&"upstream_gap").then_some(())
     })
     .await;
     drop(site.broker);
-    site.broker = broker_on_port(&server(), store.path(), port).await;
+    site.broker = broker_on_port(&server(), store, port).await;
+    (site, publishers, second)
+}
+
+/// The replay socket no longer has the engine's first batches, so the bridge must go on from the kept state, and not
+/// write over it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_goes_on_from_jetstream_that_comes_late() {
+    let Some(python) = python() else { return };
+    let store = tempfile::tempdir().unwrap();
+    let (site, _publishers, _second) = begun_late(&python, store.path(), &[(1, 8)]).await;
     site.settles("gpu-0", 9, &[]).await;
     assert_eq!(site.depth(1, "gpu-0").await, 9);
+}
+
+/// The replay socket no longer has the batches behind the kept state. If the bridge went on from there, it would lose
+/// what it has heard since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_keeps_what_it_has_heard_where_the_kept_state_is_too_old() {
+    let Some(python) = python() else { return };
+    let store = tempfile::tempdir().unwrap();
+    let more: Vec<_> = (0..8).map(|part| (2, part)).collect();
+    let (site, _publishers, mut second) = begun_late(&python, store.path(), &more).await;
+    second.wait_for_line(|line| {
+        let message = line["message"].as_str().unwrap_or_default();
+        message.starts_with("what was kept of an engine comes too late")
+    });
+    assert_eq!(site.depth(2, "gpu-0").await, 8);
 }
 
 /// JetStream stops to answer, while NATS goes on. The bridge must end in good order nevertheless.
