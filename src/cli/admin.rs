@@ -172,8 +172,8 @@ impl AdminArguments {
     }
 }
 
-/// Sends a command, and returns the replies, sorted by instance. A process that is there and does not reply has an error in
-/// place of a reply. Waits until all have replied, for the timeout at most.
+/// Sends a command, and returns the replies, sorted by instance. A process that is there and does not reply has an
+/// error in place of a reply. Waits until all have replied, for the timeout at most.
 async fn ask(
     connection: &ConnectionArguments,
     command: AdminCommand,
@@ -273,8 +273,8 @@ impl<'a> AwaitedReplies<'a> {
         }
     }
 
-    /// Notes a process that is there, if the command is for it. Other programs may use the same service name. Their answers
-    /// cannot be decoded, and are left out.
+    /// Notes a process that is there, if the command is for it. Other programs may use the same service name. Their
+    /// answers cannot be decoded, and are left out.
     fn found(&mut self, payload: &[u8]) {
         let Ok(FoundProcess { metadata }) = serde_json::from_slice(payload) else {
             return;

@@ -64,7 +64,8 @@ impl ProbeAnswerer {
     }
 }
 
-/// Checks the round trip of a probe event: publishes a block, asks the daemon for it, and then removes the block's holder.
+/// Checks the round trip of a probe event: publishes a block, asks the daemon for it, and then removes the block's
+/// holder.
 pub(super) async fn check_round_trip(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -146,8 +147,8 @@ fn refused_probe(refusal: &Refusal, events: &str, role: NatsRole) -> Check {
 /// Returns the failed check for a probe event whose block no answer listed within `timeout`. `last` is the last answer,
 /// and `asked` is the subject of the questions. The probe is an event of `worker` in `namespace`.
 ///
-/// Each doctor that was killed has left a holder of the worker, and these may fill the namespace. So the advice says how
-/// to forget them.
+/// Each doctor that was killed has left a holder of the worker, and these may fill the namespace. So the advice says
+/// how to forget them.
 fn unknown_probe(
     last: &LackingAnswer,
     asked: &str,
@@ -275,8 +276,8 @@ pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
     }
 }
 
-/// Returns the check of the snapshot directory in the doctor's own configuration. It is for daemons that cannot be asked about
-/// their disk space.
+/// Returns the check of the snapshot directory in the doctor's own configuration. It is for daemons that cannot be
+/// asked about their disk space.
 pub(super) fn check_disk(config: &Config) -> Check {
     const NAME: &str = "disk";
     if let Some(directory) = &config.snapshots.directory

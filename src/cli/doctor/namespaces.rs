@@ -29,8 +29,8 @@ impl fmt::Display for Hashed {
     }
 }
 
-/// Returns a check that warns of epochs ahead of the clock and of unknown block sizes. `daemons` has each daemon's address and
-/// status.
+/// Returns a check that warns of epochs ahead of the clock and of unknown block sizes. `daemons` has each daemon's
+/// address and status.
 pub(super) fn publishers(daemons: &[(&str, &Status)]) -> Check {
     const NAME: &str = "publishers";
     let (mut found, mut are_ahead, mut are_unsized) = (Vec::new(), false, false);
@@ -135,7 +135,8 @@ impl CulpritPublisher<'_> {
     }
 }
 
-/// Returns a check that fails if two daemons hash a namespace differently. `daemons` has each daemon's address and status.
+/// Returns a check that fails if two daemons hash a namespace differently. `daemons` has each daemon's address and
+/// status.
 pub(super) fn compare(daemons: &[(&str, &Status)]) -> Check {
     const NAME: &str = "namespaces";
     let mut first: BTreeMap<&str, (&str, &Hashed)> = BTreeMap::new();
