@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use kvatlas_client::publish::Refusals;
 use kvatlas_client::{Refusal, Refused};
-use kvatlas_core::wire::{AdminCommand, Subjects};
+use kvatlas_core::wire::Subjects;
 
 /// Time for which a refusal counts. Publishers repeat a refused message or subscription with each heartbeat. If the
 /// server does not refuse it again within this time, the bridge has got the right.
@@ -30,16 +30,15 @@ pub(super) struct RefusedSubjects {
 
 impl RefusedSubjects {
     /// Records a refusal at the time `now`. Returns `false` if the bridge does not need the refused subject for its
-    /// reports about engines. An answer that was refused never counts, because the client that asked has chosen its
-    /// subject.
+    /// reports about engines. Questions that were refused do not count: `kvatlas up` asks on the bridge's connection.
+    /// Answers do not count either, because the client that asked has chosen their subjects.
     pub(super) fn note(&self, subjects: &Subjects, refusal: &Refusal, now: Instant) -> bool {
         self.heard.note(refusal);
         let subject = match &refusal.refused {
             Refused::Subscription(None) => ALL_SUBSCRIPTIONS,
             Refused::Subscription(Some(subject)) | Refused::Message(subject) => subject,
         };
-        let is_needed = subjects.has(subject) && subject != subjects.admin(AdminCommand::Reset);
-        if !is_needed && subject != ALL_SUBSCRIPTIONS {
+        if !subjects.is_of_publishers(subject) && subject != ALL_SUBSCRIPTIONS {
             return false;
         }
         let mut refused = self.last.lock();
@@ -105,10 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn refused_answers_services_and_commands_do_not_count() {
+    fn refused_questions_answers_services_and_commands_do_not_count() {
         let (refused, subjects) = (RefusedSubjects::default(), Subjects::new("kvatlas").unwrap());
         for words in [
             r#"Permissions Violation for Publish to "_INBOX.else.1""#,
+            r#"Permissions Violation for Publish to "kvatlas.v1.status.m""#,
+            r#"Permissions Violation for Publish to "kvatlas.v1.query.m""#,
             r#"Permissions Violation for Publish to "$JS.API.INFO""#,
             r#"Permissions Violation for Subscription to "$SRV.PING""#,
             r#"Permissions Violation for Subscription to "kvatlas.v1.admin.reset""#,

@@ -1,9 +1,11 @@
-//! Reset: makes an engine drop its prefix cache, which ends every doubt about the engine. Operators ask for it with `kvatlas
-//! admin reset`.
+//! Reset: makes an engine drop its prefix cache, which ends every doubt about the engine. Operators ask for it with
+//! `kvatlas admin reset`.
 //!
-//! The command comes over NATS to every bridge. The bridges that follow the engine ask its server, and reply. The server is
-//! asked only at an address that the bridge already has: the server's own address, or the address for the engine's requests.
-//! The command itself only names the engine.
+//! The command comes over NATS to every bridge. The bridges that follow the engine ask its server. Every bridge replies;
+//! a bridge that does not follow the engine has 0 holders in its reply, so that the operator need not wait for it.
+//!
+//! The server is asked only at an address that the bridge already has: the server's own address, or the address for the
+//! engine's requests. The command itself only names the engine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -202,25 +204,30 @@ impl Bridge {
         let (Some(name), true) = (&request.engine, is_meant) else {
             return;
         };
-        let publishers = self.called(name);
-        if publishers.is_empty() {
-            return;
-        }
-        let error = self.reset(&publishers).await.err();
-        let error = error.map(|error| error.to_string());
-        log_gated!(info "an operator has an engine drop its cache" up to 16; engine = name, error);
-        let reply = AdminReply {
-            v: PROTOCOL_VERSION,
-            instance: own,
-            holders: if error.is_none() {
-                publishers.len() as u64
-            } else {
-                0
-            },
-            error,
-        };
+        let reply = self.reset_called(name, own).await;
         // An operator who gets no reply asks again.
         let _ = nats.publish(reply_to.clone(), reply.encode().into()).await;
+    }
+
+    /// Has the engine that is called `name` drop its cache, and returns the reply of this bridge, whose name is `own`.
+    /// The reply has 0 holders and no error if the bridge does not follow the engine.
+    async fn reset_called(&self, name: &str, own: String) -> AdminReply {
+        let publishers = self.called(name);
+        let mut reply = AdminReply {
+            v: PROTOCOL_VERSION,
+            instance: own,
+            holders: 0,
+            error: None,
+        };
+        if publishers.is_empty() {
+            return reply;
+        }
+        match self.reset(&publishers).await {
+            Ok(()) => reply.holders = publishers.len() as u64,
+            Err(error) => reply.error = Some(error.to_string()),
+        }
+        log_gated!(info "an operator has an engine drop its cache" up to 16; engine = name, error = reply.error);
+        reply
     }
 
     /// Asks the server of each of these publishers to drop its engine's prefix cache. A server of several publishers is

@@ -172,8 +172,8 @@ impl AdminArguments {
     }
 }
 
-/// Sends a command, and returns the replies, sorted by instance. A process that is there and does not reply has an error in
-/// place of a reply. Waits until all have replied, for the timeout at most.
+/// Sends a command, and returns the replies, sorted by instance. A process that is there and does not reply has an
+/// error in place of a reply. Waits until all have replied, for the timeout at most.
 async fn ask(
     connection: &ConnectionArguments,
     command: AdminCommand,
@@ -273,8 +273,8 @@ impl<'a> AwaitedReplies<'a> {
         }
     }
 
-    /// Notes a process that is there, if the command is for it. Other programs may use the same service name. Their answers
-    /// cannot be decoded, and are left out.
+    /// Notes a process that is there, if the command is for it. Other programs may use the same service name. Their
+    /// answers cannot be decoded, and are left out.
     fn found(&mut self, payload: &[u8]) {
         let Ok(FoundProcess { metadata }) = serde_json::from_slice(payload) else {
             return;
@@ -311,10 +311,14 @@ impl<'a> AwaitedReplies<'a> {
         if self.replies.len() >= REPLIES_MAX {
             return true;
         }
-        match self.instance {
-            Some(_) => !self.replies.is_empty(),
-            None => self.is_listed && !self.present.is_empty() && self.silent().is_empty(),
-        }
+        // Two processes can have the name, and only one of them follows the engine.
+        let is_done = self.instance.is_some() && self.replies.iter().any(|reply| !self.is_idle(reply));
+        is_done || (self.is_listed && !self.present.is_empty() && self.silent().is_empty())
+    }
+
+    /// Whether the reply comes from a bridge that has nothing to reset, because it does not follow the engine.
+    fn is_idle(&self, reply: &AdminReply) -> bool {
+        self.command == AdminCommand::Reset && reply.holders == 0 && reply.error.is_none()
     }
 
     /// Returns the names of the processes that are there and have not replied.
@@ -333,8 +337,8 @@ impl<'a> AwaitedReplies<'a> {
         silent
     }
 
-    /// Returns the replies, and an error for each process that has not replied within `patience`. A bridge that does not
-    /// follow the engine does not reply to a reset, so silent bridges are left out.
+    /// Returns the replies, and an error for each process that has not replied within `patience`. Bridges that do not
+    /// follow the engine of a reset are left out. Older ones of them do not reply, so silent bridges are left out, too.
     fn into_replies(self, patience: Duration) -> Vec<AdminReply> {
         let silent = match self.command {
             AdminCommand::Reset => Vec::new(),
@@ -352,7 +356,11 @@ impl<'a> AwaitedReplies<'a> {
                 error: Some(error.clone()),
             })
             .collect();
-        let mut replies = self.replies;
+        let are_idle: Vec<bool> = self.replies.iter().map(|reply| self.is_idle(reply)).collect();
+        let replies = self.replies.into_iter().zip(are_idle);
+        let mut replies: Vec<AdminReply> = replies
+            .filter_map(|(reply, is_idle)| (!is_idle).then_some(reply))
+            .collect();
         replies.extend(silent);
         replies
     }
@@ -399,10 +407,14 @@ mod tests {
     }
 
     fn reply(instance: &str) -> Vec<u8> {
+        reply_about(instance, 1)
+    }
+
+    fn reply_about(instance: &str, holders: u64) -> Vec<u8> {
         let reply = AdminReply {
             v: PROTOCOL_VERSION,
             instance: instance.to_owned(),
-            holders: 1,
+            holders,
             error: None,
         };
         reply.encode()
@@ -486,6 +498,25 @@ mod tests {
         awaited.take(&reply("e")).unwrap();
         assert!(!awaited.are_all_there());
         assert_eq!(outcomes(awaited), [("e".to_owned(), true)]);
+    }
+
+    #[test]
+    fn a_bridge_without_the_engine_is_not_waited_for_and_not_shown() {
+        let subjects = subjects();
+        let mut all = awaited(&subjects, AdminCommand::Reset, None);
+        all.found(&presence("e", "kvatlas", "bridge"));
+        all.is_listed = true;
+        all.take(&reply("e")).unwrap();
+        assert!(!all.are_all_there());
+        all.take(&reply_about("d", 0)).unwrap();
+        assert!(all.are_all_there());
+        assert_eq!(outcomes(all), [("e".to_owned(), true)]);
+        let mut named = awaited(&subjects, AdminCommand::Reset, Some("d"));
+        named.take(&reply_about("d", 0)).unwrap();
+        assert!(!named.are_all_there(), "another bridge may have the name");
+        named.is_listed = true;
+        assert!(named.are_all_there());
+        assert!(outcomes(named).is_empty());
     }
 
     #[test]

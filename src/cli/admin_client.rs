@@ -23,14 +23,15 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Default port of the admin listener.
 const PORT: u16 = 9464;
 const LISTEN_VARIABLE: &str = "KVATLAS_ADMIN_LISTEN";
-/// Time without any byte after which a stream of events counts as lost. The streams that are read here have an event every
-/// second.
+/// Time without any byte after which a stream of events counts as lost. The streams that are read here have an event
+/// every second.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Address of a daemon's admin listener, and how long to wait for it.
 #[derive(Debug, Args)]
 pub(super) struct AdminClientArguments {
-    /// The daemon's admin listener: HOST, HOST:PORT or http://HOST:PORT [default: 127.0.0.1:9464] [environment: KVATLAS_ADMIN_LISTEN].
+    /// The daemon's admin listener: HOST, HOST:PORT or http://HOST:PORT [default: 127.0.0.1:9464] [environment:
+    /// KVATLAS_ADMIN_LISTEN].
     #[arg(long = "admin", value_name = "ADDRESS")]
     address: Option<String>,
     /// How long to wait for an answer: 5, 2.5s or 500ms.
@@ -100,7 +101,8 @@ impl ProcessRole {
         self == Self::Daemon
     }
 
-    /// Returns a hint that says whose admin listener to ask instead of this one; `None` for a daemon, which keeps an index.
+    /// Returns a hint that says whose admin listener to ask instead of this one; `None` for a daemon, which keeps an
+    /// index.
     pub(super) fn hint(self) -> Option<&'static str> {
         match self {
             Self::Gateway => {
@@ -113,7 +115,8 @@ impl ProcessRole {
 }
 
 impl AdminClientArguments {
-    /// Makes arguments for the listener at `address`. If it is `None`, the address in the environment or the default is used.
+    /// Makes arguments for the listener at `address`. If it is `None`, the address in the environment or the default is
+    /// used.
     pub(super) fn at(address: Option<String>, timeout: Duration) -> Self {
         Self { address, timeout }
     }
@@ -166,8 +169,8 @@ fn authority(text: &str) -> Option<String> {
     (is_plain && port != 0).then(|| format!("{}:{port}", authority.host()))
 }
 
-/// Returns the address at which this machine can reach the listener. If the listener uses all addresses of the machine, this is
-/// the loopback address.
+/// Returns the address at which this machine can reach the listener. If the listener uses all addresses of the machine,
+/// this is the loopback address.
 fn reachable(authority: String) -> String {
     let Ok(listens) = authority.parse::<SocketAddr>() else {
         return authority;

@@ -50,8 +50,8 @@ pub(crate) struct BridgeArguments {
     daemon: DaemonArguments,
     #[command(flatten)]
     engines: EngineArguments,
-    /// Address for metrics and probes; port 0 takes a free one, off disables them [default: 127.0.0.1:9465] [environment:
-    /// KVATLAS_ADMIN_LISTEN].
+    /// Address for metrics and probes; port 0 takes a free one, off disables them [default: 127.0.0.1:9465]
+    /// [environment: KVATLAS_ADMIN_LISTEN].
     #[arg(long, value_name = "ADDRESS")]
     admin_listen: Option<String>,
     /// Address to register engines at over HTTP; port 0 takes a free one, off disables it [default: off] [environment:
@@ -331,8 +331,8 @@ fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &Connect
     }
 }
 
-/// Logs a refusal of the NATS server, and notes it in the bridge. Returns `false` for a refusal that the bridge does not
-/// know.
+/// Logs a refusal of the NATS server, and notes it in the bridge. Returns `false` for a refusal that the bridge does
+/// not know.
 ///
 /// A bridge needs the right to subscribe for resyncs and the right to publish events. Without either right it is of no
 /// use. It can do without the subscription to `commands` (the subject of operators' commands) and to [`SERVICES`].

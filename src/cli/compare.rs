@@ -42,7 +42,8 @@ pub(crate) struct CompareArguments {
     /// Give each worker room for so many blocks.
     #[arg(long, value_name = "COUNT", default_value = "2048")]
     blocks_per_worker: NonZeroUsize,
-    /// Attention of the model: full, or full beside a window of so many blocks (window:2), or beside states. May be given several times.
+    /// Attention of the model: full, or full beside a window of so many blocks (window:2), or beside states. May be
+    /// given several times.
     #[arg(long, value_name = "KIND", default_value = "full", value_parser = parse_attention)]
     attention: Vec<Attention>,
     /// Places where caches keep blocks of windows and states, in addition to the ends of prompts and the places where

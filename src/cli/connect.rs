@@ -15,8 +15,8 @@ use super::nats_context::Surroundings;
 use super::output::say;
 use super::text::printable;
 
-/// Maximum number of messages that may wait in one subscription. The messages are replies to this command's own requests, one
-/// from each shard.
+/// Maximum number of messages that may wait in one subscription. The messages are replies to this command's own
+/// requests, one from each shard.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 
 /// NATS servers and subjects at which a daemon is to be found.
@@ -30,15 +30,15 @@ pub(super) struct DaemonArguments {
     /// Prefix of every NATS subject [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
     #[arg(long = "subjects-prefix", visible_alias = "prefix", value_name = "PREFIX")]
     prefix: Option<String>,
-    /// Context of the nats command line that says how to reach NATS [default: the chosen one, unless --nats-url or a KVATLAS_NATS_… variable
-    /// is given] [environment: NATS_CONTEXT].
+    /// Context of the nats command line that says how to reach NATS [default: the chosen one, unless --nats-url or a
+    /// KVATLAS_NATS_… variable is given] [environment: NATS_CONTEXT].
     #[arg(long, value_name = "NAME", conflicts_with = "urls")]
     context: Option<String>,
 }
 
 impl DaemonArguments {
-    /// Loads the settings by which a client reaches a daemon. Flags override the environment, which overrides the chosen context,
-    /// which overrides the defaults.
+    /// Loads the settings by which a client reaches a daemon. Flags override the environment, which overrides the
+    /// chosen context, which overrides the defaults.
     pub(super) fn load(&self, environment: Variables) -> Result<Config, Failure> {
         self.load_among(environment, &Surroundings::of_process())
     }

@@ -91,7 +91,8 @@ struct DemoOutcome {
     report: Report,
     /// Number of blocks of the sample prompt.
     sample_prompt_blocks: usize,
-    /// Workers that hold a part of the sample prompt, by the daemon's answer. The worker with the most blocks comes first.
+    /// Workers that hold a part of the sample prompt, by the daemon's answer. The worker with the most blocks comes
+    /// first.
     sample_holders: Vec<SampleHolder>,
 }
 
@@ -234,7 +235,8 @@ impl DemoArguments {
     }
 }
 
-/// Returns suggestions for a person: commands that watch the fleet of `--stay`, and commands that break parts of the deployment.
+/// Returns suggestions for a person: commands that watch the fleet of `--stay`, and commands that break parts of the
+/// deployment.
 fn what_to_try(session: &Session) -> String {
     let page = session
         .admin_address()

@@ -74,8 +74,8 @@ pub(super) struct EngineArguments {
     /// Follow at most so many engines, including those that are registered over HTTP.
     #[arg(long, value_name = "COUNT", default_value_t = 1024)]
     max_engines: usize,
-    /// Hosts whose engines may be registered over HTTP: NAME, *.SUFFIX, ADDRESS, ADDRESS/BITS or any, joined by commas. This machine, the
-    /// client's own address and the hosts of given engines are always allowed.
+    /// Hosts whose engines may be registered over HTTP: NAME, *.SUFFIX, ADDRESS, ADDRESS/BITS or any, joined by commas.
+    /// This machine, the client's own address and the hosts of given engines are always allowed.
     #[arg(long, value_name = "HOSTS", default_value = "")]
     register_hosts: AllowedHosts,
     /// Directory of this bridge alone, in which it keeps its knowledge of engines, and the registered engines; the next
@@ -175,8 +175,8 @@ impl EngineArguments {
         }
     }
 
-    /// Returns the time of silence after which another process at an engine's sockets no longer counts as that engine. Warns if
-    /// this time is longer than the time after which the daemon of this process removes silent holders.
+    /// Returns the time of silence after which another process at an engine's sockets no longer counts as that engine.
+    /// Warns if this time is longer than the time after which the daemon of this process removes silent holders.
     fn give_up_after(&self) -> Duration {
         let by_default = || {
             self.remove_after

@@ -29,8 +29,8 @@ fn is_device(tier: &Tier) -> bool {
 }
 
 impl LineBatch {
-    /// Parses a line, which must have no spaces around it. Checks the events as a daemon would, except for the limits in a
-    /// daemon's configuration.
+    /// Parses a line, which must have no spaces around it. Checks the events as a daemon would, except for the limits
+    /// in a daemon's configuration.
     pub(super) fn parse(line: &str) -> Result<Self, serde_json::Error> {
         #[derive(Deserialize)]
         struct Shape {

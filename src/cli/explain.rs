@@ -22,7 +22,8 @@ pub(crate) struct ExplainArguments {
     word: Option<String>,
 }
 
-/// Prints the meaning of a word and the advice for it, with the texts of the page for operators. Without a word, lists all words.
+/// Prints the meaning of a word and the advice for it, with the texts of the page for operators. Without a word, lists
+/// all words.
 pub(crate) fn explain(arguments: &ExplainArguments) -> Result<(), Failure> {
     let Some(word) = &arguments.word else {
         return print(&format!("{}\n", words().join("\n")));

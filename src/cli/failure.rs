@@ -64,8 +64,8 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// Writes the text without control characters. An answer of a broker or daemon in the text could bring such characters to the
-    /// terminal.
+    /// Writes the text without control characters. An answer of a broker or daemon in the text could bring such
+    /// characters to the terminal.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&printable(&self.text))
     }

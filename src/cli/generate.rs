@@ -1,4 +1,5 @@
-//! `kvatlas completions` and `kvatlas man`: shell completions and manual pages, made from the definition of the command line.
+//! `kvatlas completions` and `kvatlas man`: shell completions and manual pages, made from the definition of the command
+//! line.
 
 use std::path::{Path, PathBuf};
 
@@ -92,7 +93,8 @@ fn write_pages(command: clap::Command, directory: &Path) -> Result<(), Failure> 
         .map_err(|error| Failure::failed(format_args!("cannot write to {directory:?}: {error}")))
 }
 
-/// Returns a manual page. Its lines are not adjusted to the margin on the right, because examples have words as long as a line.
+/// Returns a manual page. Its lines are not adjusted to the margin on the right, because examples have words as long as
+/// a line.
 fn page(man: &Man) -> Result<String, Failure> {
     let mut page = Vec::new();
     let rendered = man.render(&mut page);

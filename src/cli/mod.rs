@@ -1,8 +1,8 @@
 //! The command line: what a person types, and what is printed back.
 //!
-//! Results go to standard output, as tables for people or, with `--json`, as one object for programs; everything else goes to
-//! standard error. A command ends with 0, or with one of the numbers of [`ExitStatus`]. The commands hold no logic of the daemon:
-//! they only call the library.
+//! Results go to standard output, as tables for people or, with `--json`, as one object for programs; everything else
+//! goes to standard error. A command ends with 0, or with one of the numbers of [`ExitStatus`]. The commands hold no
+//! logic of the daemon: they only call the library.
 
 #![allow(
     rustdoc::broken_intra_doc_links,

@@ -1,8 +1,8 @@
 //! Contexts of the `nats` command line. A context is a named set of settings by which a NATS server is reached.
 //!
-//! A context is a JSON file, `nats/context/NAME.json` in the user's configuration directory. The file `nats/context.txt` names
-//! the context that `nats context select` has chosen. Flags and `KVATLAS_NATS_…` variables override a context that was only
-//! chosen in this way.
+//! A context is a JSON file, `nats/context/NAME.json` in the user's configuration directory. The file
+//! `nats/context.txt` names the context that `nats context select` has chosen. Flags and `KVATLAS_NATS_…` variables
+//! override a context that was only chosen in this way.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -18,7 +18,8 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Environment variable that names the context, as for the `nats` command line.
 const NAME_VARIABLE: &str = "NATS_CONTEXT";
 
-/// Supported fields of a context, each with the kvatlas setting of the same meaning. A field for a file holds the file's path.
+/// Supported fields of a context, each with the kvatlas setting of the same meaning. A field for a file holds the
+/// file's path.
 const FIELDS: [(&str, &str); 10] = [
     ("url", "nats.url"),
     ("token", "nats.token"),
@@ -33,8 +34,8 @@ const FIELDS: [(&str, &str); 10] = [
 ];
 /// Fields that hold a path. In such a path a leading `~` is the user's home.
 const PATHS: [&str; 5] = ["creds", "nkey", "ca", "cert", "key"];
-/// Fields that kvatlas does not support. A context with such a field is refused, because kvatlas would reach the server in
-/// another way than the context says.
+/// Fields that kvatlas does not support. A context with such a field is refused, because kvatlas would reach the server
+/// in another way than the context says.
 const NOT_SUPPORTED: [&str; 4] = ["nsc", "user_jwt", "socks_proxy", "windows_cert_store"];
 
 /// Places and names that decide which context of the `nats` command line is used. They come from the process's

@@ -16,7 +16,8 @@ pub(super) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes a text for a person to standard error. If the reader has ended, nothing happens, whereas `eprint!` would panic.
+/// Writes a text for a person to standard error. If the reader has ended, nothing happens, whereas `eprint!` would
+/// panic.
 pub(crate) fn say(text: impl fmt::Display) {
     let _ = write!(std::io::stderr().lock(), "{text}");
 }

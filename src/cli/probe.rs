@@ -20,7 +20,8 @@ Examples:
 /// Listener to ask, and the question.
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArguments {
-    /// The daemon's or bridge's admin listener: HOST, HOST:PORT or http://HOST:PORT [default: 127.0.0.1:9464] [environment: KVATLAS_ADMIN_LISTEN].
+    /// The daemon's or bridge's admin listener: HOST, HOST:PORT or http://HOST:PORT [default: 127.0.0.1:9464]
+    /// [environment: KVATLAS_ADMIN_LISTEN].
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<String>,
     /// Ask whether the process runs, and not whether it is ready.

@@ -209,8 +209,8 @@ impl PublishTarget {
     /// Longest wait for the daemon's answer. Usually no daemon is there, or the daemon answers immediately.
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// Asks the daemon for the namespace's block size and the rank's epoch. If no daemon answers, returns `None` for the size and
-    /// 0 for the epoch.
+    /// Asks the daemon for the namespace's block size and the rank's epoch. If no daemon answers, returns `None` for
+    /// the size and 0 for the epoch.
     async fn ask(arguments: &PublishArguments, connection: &NatsConnection) -> Self {
         let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
         let patience = Self::PATIENCE.min(arguments.connection.timeout);
@@ -252,8 +252,8 @@ fn parse_block_size(text: &str) -> Result<BlockSize, String> {
     BlockSize::new(tokens).map_err(|error| error.to_string())
 }
 
-/// Starts a publisher that makes one batch of each line. While the command runs, the publisher answers daemons that ask for
-/// missing batches.
+/// Starts a publisher that makes one batch of each line. While the command runs, the publisher answers daemons that ask
+/// for missing batches.
 async fn publisher(
     arguments: &PublishArguments,
     connection: &NatsConnection,
@@ -390,8 +390,8 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// Returns the batch of a line if `check` accepts the batch. With `keep_going`, a bad line is reported and `None` is returned.
-/// Otherwise a bad line is an error.
+/// Returns the batch of a line if `check` accepts the batch. With `keep_going`, a bad line is reported and `None` is
+/// returned. Otherwise a bad line is an error.
 fn read(
     line: Result<NumberedLine, LineError>,
     keep_going: bool,

@@ -61,8 +61,8 @@ impl DaemonWatch {
         Ok(watch)
     }
 
-    /// Asks the daemon again and again until it has applied the batch at `cursor`. Returns a text about the blocks that the rank
-    /// then holds.
+    /// Asks the daemon again and again until it has applied the batch at `cursor`. Returns a text about the blocks that
+    /// the rank then holds.
     pub(super) async fn wait_until_applied(
         &self,
         cursor: BatchCursor,

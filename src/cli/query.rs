@@ -213,8 +213,8 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
 }
 
 impl QueryArguments {
-    /// Returns the failure for a client's error. If nobody listens to a query with `--gather`, the failure says that no shard
-    /// runs. A daemon that is no shard may run nevertheless.
+    /// Returns the failure for a client's error. If nobody listens to a query with `--gather`, the failure says that no
+    /// shard runs. A daemon that is no shard may run nevertheless.
     fn failure(&self, error: ClientError) -> Failure {
         match error {
             ClientError::NoDaemon { subject } if self.gather => Failure::unavailable(format_args!(
@@ -235,7 +235,8 @@ impl QueryArguments {
         }
     }
 
-    /// Returns the query that the flags give. Moves the hashes or tokens out of the arguments, because they can be large.
+    /// Returns the query that the flags give. Moves the hashes or tokens out of the arguments, because they can be
+    /// large.
     fn take_query(&mut self) -> Result<SingleQuery, Failure> {
         let key = self.take_key()?;
         let options = self.options();

@@ -142,8 +142,8 @@ fn predicted_line(reply: &QueryReply) -> String {
     }
 }
 
-/// Returns the holder's number of matched blocks as text. If the query gave only some of the blocks, returns the bounds of that
-/// number. `show` formats a number.
+/// Returns the holder's number of matched blocks as text. If the query gave only some of the blocks, returns the bounds
+/// of that number. `show` formats a number.
 fn span(holder: &HolderMatch, show: impl Fn(u32) -> String) -> String {
     match holder.matched_blocks_max {
         None => show(holder.matched_blocks),

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub(super) struct PublisherRefusal {
     pub(super) worker: String,
     pub(super) reason: String,
-    /// Time of the publisher's first dropped batch, in microseconds since the Unix epoch. An older daemon leaves the time out.
+    /// Time of the publisher's first dropped batch, in microseconds since the Unix epoch. An older daemon leaves the
+    /// time out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) since_us: Option<u64>,
 }

@@ -30,8 +30,8 @@ Examples:
   kvatlas replay --trace conversation_trace.jsonl --workers 64 --embedded
   kvatlas replay --trace conversation_trace.jsonl --nats-url nats://127.0.0.1:4222 --json";
 
-/// Log filter of a simulation, which shows warnings and errors. It hides the daemon's warning about the development broker,
-/// because the command itself says more about that broker.
+/// Log filter of a simulation, which shows warnings and errors. It hides the daemon's warning about the development
+/// broker, because the command itself says more about that broker.
 pub(super) const LOG_FILTER: &str = "warn,kvatlas_daemon::life::start=error";
 
 /// Prefix of the subjects on the NATS server that the command starts.
@@ -61,8 +61,8 @@ pub(crate) struct ReplayArguments {
     /// Start a daemon in this process, and a NATS server for it; otherwise a daemon must run already.
     #[arg(long, conflicts_with = "urls")]
     embedded: bool,
-    /// How events travel: with jetstream, workers wait until the events stream has kept a batch, and a daemon that is started
-    /// reads it from there.
+    /// How events travel: with jetstream, workers wait until the events stream has kept a batch, and a daemon that is
+    /// started reads it from there.
     #[arg(long, value_enum, default_value_t)]
     transport: TransportName,
     #[command(flatten)]
@@ -186,7 +186,8 @@ impl ReplayArguments {
         Ok(report)
     }
 
-    /// Closes the session. First removes the simulated workers from a daemon that runs on, unless `--no-cleanup` is given.
+    /// Closes the session. First removes the simulated workers from a daemon that runs on, unless `--no-cleanup` is
+    /// given.
     async fn leave(&self, session: Session) -> Result<(), Failure> {
         if !self.embedded && !self.no_cleanup {
             let workers = self.options().size.worker_names().map_err(Failure::failed)?;
@@ -270,7 +271,8 @@ impl Drop for ReplayProgress {
     }
 }
 
-/// Returns a line that sums up the run so far: share of blocks hit, queries a second, latency of queries, blocks in the index.
+/// Returns a line that sums up the run so far: share of blocks hit, queries a second, latency of queries, blocks in the
+/// index.
 pub(super) fn summary(tally: &Tally) -> String {
     let latency = tally.query_latency();
     format!(

@@ -242,8 +242,8 @@ impl Hangups {
         })
     }
 
-    /// Waits for the next signal. Returns `true` if it asks for a reload, and `false` if the terminal in which the process began
-    /// is gone.
+    /// Waits for the next signal. Returns `true` if it asks for a reload, and `false` if the terminal in which the
+    /// process began is gone.
     pub(super) async fn asks_for_reload(&mut self) -> bool {
         let is_there = self.signals.recv().await.is_some();
         is_there && (!self.had_terminal || has_terminal())

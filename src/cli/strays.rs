@@ -1,5 +1,5 @@
-//! Strays. A stray is a namespace that does not exist, although publishers send events of it. A daemon's route `/index` lists
-//! the strays.
+//! Strays. A stray is a namespace that does not exist, although publishers send events of it. A daemon's route `/index`
+//! lists the strays.
 
 use kvatlas_daemon::runbook::{AdviceTable, mend_for};
 use serde::{Deserialize, Serialize};

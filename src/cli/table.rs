@@ -12,8 +12,8 @@ pub(super) struct TextTable {
 const GAP: &str = "  ";
 
 impl TextTable {
-    /// Creates a table without rows. `titles` are the titles of the columns. A title that begins with `>` makes a column of
-    /// numbers, aligned to the right; the `>` is not shown. All other columns are aligned to the left.
+    /// Creates a table without rows. `titles` are the titles of the columns. A title that begins with `>` makes a
+    /// column of numbers, aligned to the right; the `>` is not shown. All other columns are aligned to the left.
     pub(super) fn new(titles: &[&str]) -> Self {
         let shown = titles
             .iter()
@@ -29,8 +29,8 @@ impl TextTable {
         self.rows.push(cells);
     }
 
-    /// Returns the table as lines without trailing spaces. If standard output is a terminal that is too narrow, each row becomes
-    /// a paragraph.
+    /// Returns the table as lines without trailing spaces. If standard output is a terminal that is too narrow, each
+    /// row becomes a paragraph.
     pub(super) fn render(&self) -> String {
         self.render_within(
             terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0.into()),
@@ -51,8 +51,8 @@ impl TextTable {
         }
     }
 
-    /// Returns each row as a paragraph. The paragraph has a line for each cell that is not empty, with the column's title before
-    /// the cell.
+    /// Returns each row as a paragraph. The paragraph has a line for each cell that is not empty, with the column's
+    /// title before the cell.
     fn render_paragraphs(&self) -> String {
         let Some((titles, rows)) = self.rows.split_first() else {
             return String::new();

@@ -12,8 +12,8 @@ pub(super) fn printable(text: &str) -> String {
 pub(super) const SECOND_US: u64 = 1_000_000;
 const DAY_S: u64 = 86_400;
 
-/// Returns a text about a time, to be appended to other words: ` since 01:58:12 UTC (4 min)`. The text has the date, too, if the
-/// time is a day or more ago. Empty if the time is not known.
+/// Returns a text about a time, to be appended to other words: ` since 01:58:12 UTC (4 min)`. The text has the date,
+/// too, if the time is a day or more ago. Empty if the time is not known.
 pub(super) fn since(since_us: Option<u64>, now_us: u64) -> String {
     let Some(since_us) = since_us else {
         return String::new();

@@ -1,7 +1,7 @@
 //! `kvatlas up`: runs everything that one machine needs.
 //!
-//! If no NATS server is given, the command starts a `nats-server` as a child process. The daemon, the bridge and the HTTP
-//! listener run in this process.
+//! If no NATS server is given, the command starts a `nats-server` as a child process. The daemon, the bridge and the
+//! HTTP listener run in this process.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -138,8 +138,8 @@ fn load(settings: SettingFlags, file: Option<PathBuf>, block_size: Option<u32>) 
     )?)
 }
 
-/// Returns the settings that `up` chooses if nothing else gives them: an embedded broker, the listener for queries, and the
-/// engines' block size.
+/// Returns the settings that `up` chooses if nothing else gives them: an embedded broker, the listener for queries, and
+/// the engines' block size.
 fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String)> {
     let mut presumed = Vec::new();
     if !said.names_nats_server() {

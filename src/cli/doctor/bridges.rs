@@ -60,8 +60,8 @@ fn judge_source(source: &ListedSource) -> Check {
     }
 }
 
-/// Returns a check that warns if a server or an engine has an error. The check names the first server or engine with an error,
-/// and counts the others.
+/// Returns a check that warns if a server or an engine has an error. The check names the first server or engine with an
+/// error, and counts the others.
 fn judge_engines(place: &str, followed: &BridgeListing) -> Check {
     const NAME: &str = "engines";
     let BridgeListing { engines, servers, .. } = followed;

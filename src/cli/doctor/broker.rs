@@ -17,8 +17,8 @@ use super::report::Check;
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 /// Maximum number of the server's refusals that are kept for the checks.
 const REFUSALS_MAX: usize = 64;
-/// Time to wait after a flush for the server's refusals. The server sends them before its answer to the flush, but the NATS
-/// library passes them on a moment later.
+/// Time to wait after a flush for the server's refusals. The server sends them before its answer to the flush, but the
+/// NATS library passes them on a moment later.
 pub(super) const PASSING_ON: Duration = Duration::from_millis(200);
 
 /// Connection to NATS, together with the refusals that the server sends on it.

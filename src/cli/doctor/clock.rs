@@ -40,8 +40,8 @@ pub(super) async fn check(replica: &AdminClient) -> Check {
     }
 }
 
-/// Returns the check of a daemon's clock: `theirs_us` should lie between `asked_us` and `answered_us`, except for [`SKEW_MAX`].
-/// `place` is the daemon's address.
+/// Returns the check of a daemon's clock: `theirs_us` should lie between `asked_us` and `answered_us`, except for
+/// [`SKEW_MAX`]. `place` is the daemon's address.
 fn judge(place: &str, [asked_us, answered_us]: [u64; 2], theirs_us: u64) -> Check {
     let ahead = theirs_us.saturating_sub(answered_us);
     let behind = asked_us.saturating_sub(theirs_us);

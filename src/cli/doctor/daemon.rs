@@ -8,7 +8,8 @@ use kvatlas_client::{ClientError, QueryClient, Refusal, Refused};
 use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
-    ErrorCode, Event, Gathered, HolderMatch, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier, WireError,
+    ErrorCode, Event, Gathered, HolderMatch, NamespaceName, QueryKey, SingleQuery, StoredBlocks, Subjects,
+    Tier, WireError, WorkerName,
 };
 use kvatlas_process::setup::{Setup, SnapshotRoom};
 
@@ -63,7 +64,8 @@ impl ProbeAnswerer {
     }
 }
 
-/// Checks the round trip of a probe event: publishes a block, asks the daemon for it, and then removes the block's holder.
+/// Checks the round trip of a probe event: publishes a block, asks the daemon for it, and then removes the block's
+/// holder.
 pub(super) async fn check_round_trip(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -93,7 +95,7 @@ pub(super) async fn check_round_trip(
             trouble,
             "start a daemon with the same nats.url and subjects.prefix; /readyz of its admin listener says what it waits for",
         ),
-        Ok(Err(_)) => unknown_probe(&lacking, &asked, arguments.timeout),
+        Ok(Err(_)) => unknown_probe(&lacking, &asked, arguments.timeout, (namespace, worker)),
     }
 }
 
@@ -142,9 +144,17 @@ fn refused_probe(refusal: &Refusal, events: &str, role: NatsRole) -> Check {
     }
 }
 
-/// Returns the failed check for a probe event whose block no answer listed within `timeout`. `last` is the last answer, and
-/// `asked` is the subject of the questions.
-fn unknown_probe(last: &LackingAnswer, asked: &str, timeout: Duration) -> Check {
+/// Returns the failed check for a probe event whose block no answer listed within `timeout`. `last` is the last answer,
+/// and `asked` is the subject of the questions. The probe is an event of `worker` in `namespace`.
+///
+/// Each doctor that was killed has left a holder of the worker, and these may fill the namespace. So the advice says
+/// how to forget them.
+fn unknown_probe(
+    last: &LackingAnswer,
+    asked: &str,
+    timeout: Duration,
+    (namespace, worker): (&NamespaceName, &WorkerName),
+) -> Check {
     let unknown = format!("a daemon answers, and does not know the probe event within {timeout:?}");
     match last {
         LackingAnswer::Absent => Check::failed(
@@ -165,8 +175,11 @@ fn unknown_probe(last: &LackingAnswer, asked: &str, timeout: Duration) -> Check 
         LackingAnswer::Refused(_) | LackingAnswer::Whole => Check::failed(
             ROUND_TRIP,
             unknown,
-            "let these credentials publish to the events subject of the probe (--namespace, --worker), see the daemon's \
-             log for batches that it dropped, and with JetStream whether its store has room",
+            format!(
+                "let these credentials publish to the events subject of the probe (--namespace, --worker), see the \
+                 daemon's log for batches that it dropped, and with JetStream whether its store has room; if doctors were \
+                 killed, forget what they left: kvatlas admin forget {namespace} {worker}"
+            ),
         ),
     }
 }
@@ -263,8 +276,8 @@ pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
     }
 }
 
-/// Returns the check of the snapshot directory in the doctor's own configuration. It is for daemons that cannot be asked about
-/// their disk space.
+/// Returns the check of the snapshot directory in the doctor's own configuration. It is for daemons that cannot be
+/// asked about their disk space.
 pub(super) fn check_disk(config: &Config) -> Check {
     const NAME: &str = "disk";
     if let Some(directory) = &config.snapshots.directory
@@ -285,8 +298,17 @@ fn try_to_write(directory: &Path) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_core::wire::PROBE_NAME;
+
     use super::super::report::CheckOutcome;
     use super::*;
+
+    /// Returns the check of a probe whose block is not known after 5 s.
+    fn unknown(last: &LackingAnswer) -> Check {
+        let namespace = NamespaceName::new(PROBE_NAME).unwrap();
+        let worker = WorkerName::new(PROBE_NAME).unwrap();
+        unknown_probe(last, "a.query", Duration::from_secs(5), (&namespace, &worker))
+    }
 
     #[test]
     fn a_shard_that_is_not_there_is_a_failure() {
@@ -298,10 +320,7 @@ mod tests {
 
     #[test]
     fn a_refusal_that_lasts_is_told_in_the_daemons_words() {
-        let check = |code, text: &str| {
-            let refused = LackingAnswer::Refused(WireError::new(code, text));
-            unknown_probe(&refused, "a.query", Duration::from_secs(5))
-        };
+        let check = |code, text: &str| unknown(&LackingAnswer::Refused(WireError::new(code, text)));
         let missing = check(ErrorCode::Unavailable, "shard 1 of 2 did not answer; ask again");
         assert_eq!(missing.outcome(), CheckOutcome::Failed);
         assert!(
@@ -314,16 +333,18 @@ mod tests {
         assert!(!missing.mend().contains("credentials"), "{missing:?}");
         // In these cases, the daemon answers but has not got the event.
         for lacking in [
-            unknown_probe(&LackingAnswer::Whole, "a.query", Duration::ZERO),
+            unknown(&LackingAnswer::Whole),
             check(ErrorCode::UnknownNamespace, "no events have come"),
         ] {
             assert!(lacking.mend().contains("credentials"), "{lacking:?}");
+            let forgetting = "kvatlas admin forget kvatlas-doctor kvatlas-doctor";
+            assert!(lacking.mend().ends_with(forgetting), "{lacking:?}");
         }
     }
 
     #[test]
     fn silence_is_not_taken_for_an_answer() {
-        let absent = unknown_probe(&LackingAnswer::Absent, "a.query", Duration::from_secs(5));
+        let absent = unknown(&LackingAnswer::Absent);
         assert_eq!(absent.outcome(), CheckOutcome::Failed);
         assert_eq!(absent.found(), "no answer on a.query within 5s");
         assert!(absent.mend().contains("allow_responses"), "{absent:?}");

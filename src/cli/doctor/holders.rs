@@ -35,8 +35,8 @@ struct Culprit<'d> {
     /// Beginning of the doubt, in microseconds since the Unix epoch. If the daemons name different times, this is the
     /// earliest.
     since_us: Option<u64>,
-    /// Details of the reasons, from the first daemon that tells any. The text comes from that daemon, or from the bridge that
-    /// follows the engine.
+    /// Details of the reasons, from the first daemon that tells any. The text comes from that daemon, or from the
+    /// bridge that follows the engine.
     detail: Option<&'d str>,
     /// Numbers of recent answers about the namespace: all of them, those that list the holder as not exact, and those
     /// that are not exact. They are sums over all daemons.
@@ -84,8 +84,8 @@ impl<'d> Culprit<'d> {
     }
 }
 
-/// Returns a failed check for each of the first [`LINES_MAX`] holders that any daemon calls not exact, and one check that counts
-/// the other such holders.
+/// Returns a failed check for each of the first [`LINES_MAX`] holders that any daemon calls not exact, and one check
+/// that counts the other such holders.
 ///
 /// `daemons` has each daemon's address and holders, and `now_us` is the present time. The doctor's own `probe` is left
 /// out.

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use kvatlas_core::wire::PROBE_NAME;
 use kvatlas_daemon::costs::Cost;
 use serde::Deserialize;
 
@@ -28,8 +29,8 @@ impl fmt::Display for Hashed {
     }
 }
 
-/// Returns a check that warns of epochs ahead of the clock and of unknown block sizes. `daemons` has each daemon's address and
-/// status.
+/// Returns a check that warns of epochs ahead of the clock and of unknown block sizes. `daemons` has each daemon's
+/// address and status.
 pub(super) fn publishers(daemons: &[(&str, &Status)]) -> Check {
     const NAME: &str = "publishers";
     let (mut found, mut are_ahead, mut are_unsized) = (Vec::new(), false, false);
@@ -72,13 +73,18 @@ pub(super) fn publishers(daemons: &[(&str, &Status)]) -> Check {
     Check::warning(NAME, found.join("; "), mends.join("; "))
 }
 
-/// Returns a failed check for each publisher whose batches are dropped. `daemons` has each daemon's address and status.
-/// The doctor's own `probe` is left out.
+/// Returns a failed check for each publisher whose batches are dropped, and one for each namespace with more of them
+/// than its daemons name. `daemons` has each daemon's address and status. The doctor's own `probe` is left out.
 pub(super) fn refused(daemons: &[(&str, &Status)], probe: &Probe) -> Vec<Check> {
     let mut culprits: BTreeMap<(&str, &str), CulpritPublisher<'_>> = BTreeMap::new();
+    let mut unnamed: BTreeMap<&str, u64> = BTreeMap::new();
     for (place, status) in daemons {
         for known in &status.namespaces {
             let name = known.namespace.as_str();
+            if known.unnamed_refused() > 0 && name != PROBE_NAME {
+                let most = unnamed.entry(name).or_default();
+                *most = known.unnamed_refused().max(*most);
+            }
             let foreign = known.refused.iter();
             for refusal in foreign.filter(|refusal| !probe.is_publisher(name, &refusal.worker)) {
                 let culprit = culprits
@@ -96,7 +102,16 @@ pub(super) fn refused(daemons: &[(&str, &Status)], probe: &Probe) -> Vec<Check> 
     let checks = culprits
         .iter()
         .map(|((namespace, _), culprit)| culprit.check(namespace));
-    checks.collect()
+    let more = unnamed.iter().map(|(namespace, count)| {
+        let name = format!("publishers of {namespace}");
+        let found = format!("and {count} more, of which all batches are dropped, too");
+        Check::failed(
+            &name,
+            found,
+            "mend those that are named; the doctor names others then",
+        )
+    });
+    checks.chain(more).collect()
 }
 
 /// Everything that daemons say about one publisher whose batches are dropped.
@@ -120,7 +135,8 @@ impl CulpritPublisher<'_> {
     }
 }
 
-/// Returns a check that fails if two daemons hash a namespace differently. `daemons` has each daemon's address and status.
+/// Returns a check that fails if two daemons hash a namespace differently. `daemons` has each daemon's address and
+/// status.
 pub(super) fn compare(daemons: &[(&str, &Status)]) -> Check {
     const NAME: &str = "namespaces";
     let mut first: BTreeMap<&str, (&str, &Hashed)> = BTreeMap::new();
@@ -212,6 +228,29 @@ mod tests {
             "{undecodable:?}"
         );
         assert!(refused(&[("a", &dropped("own", "other_settings"))], &probe).is_empty());
+    }
+
+    #[test]
+    fn publishers_that_are_not_named_are_counted() {
+        let dropped = |namespace: &str, total: u64| {
+            let named = r#"{"worker":"wide","reason":"other_settings"}"#;
+            let refused = format!(r#""refused":[{named}],"refused_total":{total}"#);
+            status(&format!(r#"{{"namespace":"{namespace}",{refused}}}"#))
+        };
+        let (namespace, worker) = (NamespaceName::new("m").unwrap(), WorkerName::new("own").unwrap());
+        let probe = Probe::at(namespace, worker, 7);
+        let [few, many, all, own] =
+            [("m", 3), ("m", 5), ("n", 1), (PROBE_NAME, 9)].map(|(name, total)| dropped(name, total));
+        let known = [("a", &few), ("b", &many), ("c", &all), ("d", &own)];
+        let checks = refused(&known, &probe);
+        assert_eq!(checks.len(), 3);
+        assert_eq!(
+            (checks[2].outcome(), checks[2].found()),
+            (
+                CheckOutcome::Failed,
+                "and 4 more, of which all batches are dropped, too"
+            )
+        );
     }
 
     #[test]

@@ -28,8 +28,8 @@ const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Replica {
     admin: AdminClient,
-    /// Group of daemons that know the same workers: a shard, or empty without shards. `None` for a gateway or bridge that was
-    /// found on NATS.
+    /// Group of daemons that know the same workers: a shard, or empty without shards. `None` for a gateway or bridge
+    /// that was found on NATS.
     group: Option<String>,
     /// Whether the process was found on NATS as a bridge, which follows engines and answers no queries.
     is_bridge: bool,
@@ -91,8 +91,8 @@ pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
     told.collect()
 }
 
-/// Checks each replica: readiness, clock, holders that are not exact, and the number of holders. The daemons of a group should
-/// know the same number of holders after at most `patience`. The doctor's own `probe` is no trouble.
+/// Checks each replica: readiness, clock, holders that are not exact, and the number of holders. The daemons of a group
+/// should know the same number of holders after at most `patience`. The doctor's own `probe` is no trouble.
 pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Probe) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut groups: BTreeMap<&str, Vec<Indexed<'_>>> = BTreeMap::new();
@@ -220,8 +220,8 @@ fn check_silence(place: &str, index: &Status) -> Option<Check> {
     ))
 }
 
-/// Returns a failed check if a daemon's snapshots are not written, and one if they are not sent to the Object Store. `place` is
-/// the daemon's address.
+/// Returns a failed check if a daemon's snapshots are not written, and one if they are not sent to the Object Store.
+/// `place` is the daemon's address.
 fn check_snapshots(place: &str, index: &Status) -> Vec<Check> {
     let troubles = [
         (&index.snapshot_error, "snapshots", "KvatlasSnapshotsFail"),

@@ -128,8 +128,8 @@ impl DoctorReport {
         self.checks.iter().filter(is_one).count()
     }
 
-    /// Fails if a check failed, or if there is no connection to NATS. In the second case, `unconnected` is the reason. Warnings
-    /// are no failure.
+    /// Fails if a check failed, or if there is no connection to NATS. In the second case, `unconnected` is the reason.
+    /// Warnings are no failure.
     pub(super) fn verdict(&self, unconnected: Option<&str>) -> Result<(), Failure> {
         if let Some(why) = unconnected {
             return Err(Failure::unavailable(why));

@@ -74,7 +74,8 @@ fn check_unfound(refusal: &Refusal) -> Check {
     )
 }
 
-/// Returns the address at which the machine `own_host` reaches the admin listener of a process, or the reason why it cannot.
+/// Returns the address at which the machine `own_host` reaches the admin listener of a process, or the reason why it
+/// cannot.
 fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static str> {
     let Some(address) = &metadata.admin else {
         return Err("it has no admin listener (admin.listen)");

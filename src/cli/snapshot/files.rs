@@ -47,8 +47,8 @@ pub(super) fn open_listed(path: &Path) -> Option<Result<File, SnapshotError>> {
     }
 }
 
-/// Returns limits that admit every snapshot, even of a daemon with larger limits than the defaults. Only the size of a frame is
-/// bounded.
+/// Returns limits that admit every snapshot, even of a daemon with larger limits than the defaults. Only the size of a
+/// frame is bounded.
 pub(super) fn file_limits() -> WireLimits {
     WireLimits {
         message_bytes_max: usize::MAX,

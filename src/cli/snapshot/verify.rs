@@ -20,8 +20,8 @@ pub(super) struct VerifyArguments {
     paths: Vec<PathBuf>,
 }
 
-/// Checks each snapshot that is named or in a named directory, and prints a line about it. Fails if any of them cannot be used,
-/// or if a named directory has none.
+/// Checks each snapshot that is named or in a named directory, and prints a line about it. Fails if any of them cannot
+/// be used, or if a named directory has none.
 pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
     let mut counts = VerifiedCounts::default();
     for path in &arguments.paths {

@@ -102,11 +102,16 @@ impl NamespaceStatus {
         text
     }
 
+    /// Returns the number of publishers whose batches are dropped and that are not named.
+    pub(in crate::cli) fn unnamed_refused(&self) -> u64 {
+        self.refused_total.saturating_sub(self.refused.len() as u64)
+    }
+
     pub(super) fn render_refused(&self) -> String {
         let refused = self.refused.iter();
         let named = refused.map(|refusal| format!("{} ({})", refusal.worker, refusal.reason));
         let (name, named) = (&self.namespace, named.collect::<Vec<_>>().join(", "));
-        let more = match self.refused_total.saturating_sub(self.refused.len() as u64) {
+        let more = match self.unnamed_refused() {
             0 => String::new(),
             unnamed => format!(" and {unnamed} more"),
         };

@@ -69,8 +69,8 @@ pub(super) struct FrameSnapshotFailure {
 #[derive(Debug, Deserialize)]
 pub(super) struct NamespaceFrame {
     pub(super) name: String,
-    /// Numbers of exact and of degraded holders, including holders that the daemon does not send. An older daemon leaves
-    /// them out.
+    /// Numbers of exact and of degraded holders, including holders that the daemon does not send. An older daemon
+    /// leaves them out.
     #[serde(default)]
     pub(super) exact: Option<usize>,
     #[serde(default)]

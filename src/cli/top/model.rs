@@ -46,8 +46,8 @@ pub(super) struct ShownHolder {
 }
 
 impl ShownHolder {
-    /// Returns the key by which the table is sorted. Degraded holders come first; among equals, holders are sorted by name. A
-    /// number at the end of a name is compared as a number.
+    /// Returns the key by which the table is sorted. Degraded holders come first; among equals, holders are sorted by
+    /// name. A number at the end of a name is compared as a number.
     fn place(&self) -> (bool, (&str, u64), &str, u32, &str) {
         (
             self.reasons == 0,
@@ -107,8 +107,8 @@ impl Model {
         }
     }
 
-    /// Updates the state by an event of the stream. An event that cannot be read changes nothing, because a newer daemon may send
-    /// other events.
+    /// Updates the state by an event of the stream. An event that cannot be read changes nothing, because a newer
+    /// daemon may send other events.
     pub(super) fn take(&mut self, name: &str, data: &str) {
         self.is_connected = true;
         match name {

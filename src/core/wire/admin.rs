@@ -1,8 +1,8 @@
 //! Commands of operators. They have their own subjects, so that permissions can be given for them separately.
 //!
 //! The subject is `PREFIX.v1.admin.COMMAND`. Every daemon receives each command, and each daemon that the command
-//! concerns sends an [`AdminReply`]. Bridges receive [`AdminCommand::Reset`]; each bridge that relays the events of the
-//! named engine replies.
+//! concerns sends an [`AdminReply`]. Bridges receive [`AdminCommand::Reset`], and each bridge replies. A bridge that does
+//! not relay the events of the named engine has 0 holders in its reply.
 
 use serde::{Deserialize, Serialize};
 

@@ -226,6 +226,14 @@ impl Subjects {
         subject.starts_with(&self.query) || subject.starts_with(&self.status)
     }
 
+    /// Whether a publisher needs `subject` for its reports: it is a subject of events, of resyncs, or of what bridges
+    /// tell each other.
+    pub fn is_of_publishers(&self, subject: &str) -> bool {
+        let rest = subject.strip_prefix(&self.root);
+        let kind = rest.and_then(|rest| rest.split_once('.'));
+        kind.is_some_and(|(kind, _)| matches!(kind, "events" | "resync" | "bridges"))
+    }
+
     /// Whether `subject` is a subject of the contract under this prefix, or a pattern of such subjects.
     pub fn has(&self, subject: &str) -> bool {
         subject.starts_with(&self.root)
@@ -471,6 +479,31 @@ mod tests {
             Some(AdminCommand::Drain)
         );
         assert_eq!(subjects.parse_admin("site-1.v1.admin.x"), None);
+    }
+
+    #[test]
+    fn publishers_have_subjects_that_clients_do_not_use() {
+        let subjects = Subjects::new("site-1").unwrap();
+        let (namespace, worker) = (
+            NamespaceName::new("llama").unwrap(),
+            WorkerName::new("w").unwrap(),
+        );
+        for needed in [
+            subjects.events(&namespace, &worker),
+            subjects.resync(&namespace, &worker, 0),
+            subjects.bridges("pair"),
+        ] {
+            assert!(subjects.is_of_publishers(&needed), "{needed}");
+        }
+        for other in [
+            subjects.query(&namespace),
+            subjects.status(&namespace),
+            subjects.of_shards().query(&namespace),
+            subjects.admin(AdminCommand::Reset),
+            "site-2.v1.events.llama.w".to_owned(),
+        ] {
+            assert!(!subjects.is_of_publishers(&other), "{other}");
+        }
     }
 
     #[test]

@@ -101,13 +101,24 @@ impl TokenFiles {
         Ok(file)
     }
 
-    /// Reads all files again, for [`Self::replace`].
+    /// Reads all files again, for [`ReadTokens::replace`].
     ///
     /// # Errors
     ///
     /// As [`TokenFile::read`].
     pub fn read_again(&self) -> Result<ReadTokens, TokenError> {
-        let files = self.0.lock().clone();
+        self.read_again_except(&[])
+    }
+
+    /// Reads the files again as [`Self::read_again`] does, except those of the settings `moved`. These settings name
+    /// other files now, which count after a restart, so the earlier files may be gone.
+    ///
+    /// # Errors
+    ///
+    /// As [`TokenFile::read`].
+    pub fn read_again_except(&self, moved: &[&str]) -> Result<ReadTokens, TokenError> {
+        let mut files = self.0.lock().clone();
+        files.retain(|file| !moved.contains(&file.setting));
         let read = files.into_iter().map(|file| {
             let token = read_token(file.setting, &file.path)?;
             Ok((file, token))
@@ -236,5 +247,12 @@ mod tests {
         write(["c", "b"]);
         assert_eq!(files.read_again().unwrap().replace(), ["http.token_file"]);
         assert!(one.is(b"c") && !one.is(b"a") && other.is(b"b"));
+        // A file may go when its setting names another.
+        write(["c", "d"]);
+        std::fs::remove_file(&paths[0]).unwrap();
+        assert!(matches!(files.read_again(), Err(TokenError::Read { .. })));
+        let read = files.read_again_except(&["http.token_file"]).unwrap();
+        assert_eq!(read.replace(), ["redis.token_file"]);
+        assert!(one.is(b"c") && other.is(b"d"));
     }
 }

@@ -76,10 +76,11 @@ impl Daemon {
     /// - the log's level
     /// - the bounds on messages and queries
     /// - the time after which empty namespaces are forgotten
-    /// - the credentials for NATS, which the next connection uses. The server ends a present connection when its credentials are
-    ///   no longer right.
+    /// - the credentials for NATS, which the next connection uses. The server ends a present connection when its
+    ///   credentials are no longer right.
     ///
-    /// Also reads the tokens of the listeners again, each from the file that was named at the start.
+    /// Also reads the tokens of the listeners again, each from the file that was named at the start. A file is passed
+    /// over if `config` names another in its place, which counts after a restart.
     ///
     /// # Errors
     ///
@@ -88,7 +89,8 @@ impl Daemon {
     pub fn reload(&self, config: &Config) -> Result<ReloadReport, ReloadError> {
         let mut in_force = self.in_force.lock();
         self.check(config)?;
-        let tokens = self.tokens.read_again()?;
+        let differs = self.config.changed_settings(config);
+        let tokens = self.tokens.read_again_except(&differs)?;
         let changed = in_force.changed_settings(config);
         if changed.contains(&"logging.level") {
             telemetry::set_filter(&config.logging.level)?;
@@ -98,7 +100,6 @@ impl Daemon {
         let applied = changed.into_iter().filter(|key| is_live(key));
         let applied = applied.chain(tokens.replace()).collect();
         *in_force = config.clone();
-        let differs = self.config.changed_settings(config);
         Ok(ReloadReport {
             applied,
             needs_restart: differs.into_iter().filter(|key| !is_live(key)).collect(),

@@ -185,8 +185,12 @@ impl EmbeddedBroker {
     ///
     /// # Errors
     ///
-    /// As [`EmbeddedBroker::start_with`]. The call can be repeated after an error.
+    /// As [`EmbeddedBroker::start_with`]. After an error no server runs, and the call can be repeated.
     pub async fn start_again(&mut self) -> Result<(), BrokerError> {
+        self.start_again_within(START_TIMEOUT).await
+    }
+
+    async fn start_again_within(&mut self, timeout: Duration) -> Result<(), BrokerError> {
         self.end();
         for path in ports_files(self.directory.path()) {
             // A file that cannot be removed holds the address that the server gets again.
@@ -194,8 +198,12 @@ impl EmbeddedBroker {
         }
         self.options.port = self.url.rsplit(':').next().and_then(|port| port.parse().ok());
         (self.child, self.watchdog) = spawn(&self.binary, &self.options, self.directory.path())?;
-        self.wait_until_listening(START_TIMEOUT).await?;
-        Ok(())
+        let listening = self.wait_until_listening(timeout).await;
+        if listening.is_err() {
+            // A server that runs and does not listen would look like one that need not be started again.
+            self.end();
+        }
+        listening.map(drop)
     }
 
     /// Returns the URL at which clients connect to the server.

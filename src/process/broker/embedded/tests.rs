@@ -13,6 +13,14 @@ fn binaries() -> Vec<PathBuf> {
     std::iter::once(current).chain(old.map(PathBuf::from)).collect()
 }
 
+/// Writes a program that runs and never listens. Returns its path.
+fn silent_server(directory: &Path) -> PathBuf {
+    let silent = directory.join("silent");
+    std::fs::write(&silent, "#!/bin/sh\nexec sleep 600\n").unwrap();
+    std::fs::set_permissions(&silent, std::fs::Permissions::from_mode(0o755)).unwrap();
+    silent
+}
+
 fn port(broker: &EmbeddedBroker) -> u16 {
     let server: async_nats::ServerAddr = broker.url().parse().unwrap();
     assert_eq!(server.host(), "127.0.0.1");
@@ -116,6 +124,34 @@ async fn a_killed_broker_can_be_started_again_with_its_streams() {
 }
 
 #[tokio::test]
+async fn a_broker_that_does_not_listen_again_has_ended_and_can_be_started_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let silent = silent_server(directory.path());
+    for binary in binaries() {
+        let mut broker = EmbeddedBroker::start(&binary).await.unwrap();
+        let url = broker.url().to_owned();
+        broker.binary = silent.clone();
+        let error = loop {
+            match broker
+                .start_again_within(Duration::from_millis(10))
+                .await
+                .unwrap_err()
+            {
+                // A child that another test has just forked still has the file open for writing.
+                BrokerError::Spawn { source, .. } if source.kind() == ErrorKind::ExecutableFileBusy => {}
+                error => break error,
+            }
+        };
+        assert!(matches!(error, BrokerError::NotListening { .. }), "{error}");
+        assert!(broker.has_ended().unwrap());
+        broker.binary = binary;
+        broker.start_again().await.unwrap();
+        assert_eq!(broker.url(), url);
+        async_nats::connect(&url).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_dropped_broker_is_gone() {
     for binary in binaries() {
         let broker = EmbeddedBroker::start(&binary).await.unwrap();
@@ -177,9 +213,7 @@ async fn a_server_that_ends_is_quoted() {
 #[tokio::test]
 async fn a_server_that_does_not_listen_in_time_is_given_up() {
     let directory = tempfile::tempdir().unwrap();
-    let silent = directory.path().join("silent");
-    std::fs::write(&silent, "#!/bin/sh\nexec sleep 600\n").unwrap();
-    std::fs::set_permissions(&silent, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let silent = silent_server(directory.path());
     let options = BrokerOptions::default();
     let error = loop {
         let result = EmbeddedBroker::start_within(&silent, &options, Duration::from_millis(10)).await;
