@@ -52,15 +52,15 @@ async fn a_bridge_is_ready_only_while_the_server_takes_what_it_reports() {
 async fn up_is_not_ready_and_doubts_while_the_server_refuses_what_it_reports() {
     let user = r#"authorization { users: [
         { user: "site", password: "s", permissions: { publish: { deny: ["kvatlas.v1.events.*.gpu-9"] } } }
-    ] }"#;
+    ] }
+    no_auth_user: "site""#;
     let options = BrokerOptions {
         config_lines: vec![user.to_owned()],
         ..own_port()
     };
     let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
-    let url = broker.url().replacen("nats://", "nats://site:s@", 1);
     let (own, other) = ("gpu-0=tcp://127.0.0.1:1", "gpu-9=tcp://127.0.0.1:2");
-    let mut up = Process::up(&url, &["--model", "llama", "--engine", own, "--engine", other]);
+    let mut up = Process::up(broker.url(), &["--model", "llama", "--engine", own, "--engine", other]);
     let said = up.wait_for_line(|line| message(line) == "the NATS server refuses what the bridge needs");
     assert!(
         said.to_string().contains("kvatlas.v1.events.llama.gpu-9"),
@@ -73,7 +73,7 @@ async fn up_is_not_ready_and_doubts_while_the_server_refuses_what_it_reports() {
         status == 503 && body.contains("kvatlas.v1.events.llama.gpu-9"),
         "{body}"
     );
-    let queries = QueryClient::new(async_nats::connect(&url).await.unwrap(), subjects());
+    let queries = QueryClient::new(async_nats::connect(broker.url()).await.unwrap(), subjects());
     let unknown = queries.status(&"nobody".parse().unwrap()).await.unwrap_err();
     let is_doubted = |error: &WireError| {
         error.code == ErrorCode::Unavailable && error.text.contains("refuses events of engines")
