@@ -122,7 +122,7 @@ impl ShardAsker {
         let merged = self
             .gatherer
             .query_batch(namespace, queries, payload, headers, self.deadline);
-        let merged = merged.await.map_err(|error| self.failed(error))?;
+        let merged = merged.await.map_err(|error| self.failed(&error))?;
         let mut reply = self.count(Some(namespace), merged)?;
         reply.say_profiles_once();
         Ok(AnyReply::Batch(reply))
@@ -145,7 +145,7 @@ impl ShardAsker {
         let merged = self
             .gatherer
             .query(namespace, options, payload, headers, self.deadline);
-        let merged = merged.await.map_err(|error| self.failed(error))?;
+        let merged = merged.await.map_err(|error| self.failed(&error))?;
         self.count(Some(namespace), merged)
     }
 
@@ -161,7 +161,7 @@ impl ShardAsker {
         headers: HeaderMap,
     ) -> Result<StatusReply, WireError> {
         let merged = self.gatherer.status(namespace, headers, self.deadline).await;
-        self.count(Some(namespace), merged.map_err(|error| self.failed(error))?)
+        self.count(Some(namespace), merged.map_err(|error| self.failed(&error))?)
     }
 
     /// Passes hints of routers to the shards. Returns the total number of hints that the shards keep, and the shards that
@@ -207,7 +207,7 @@ impl ShardAsker {
                 let text = "no shard takes this report; start the shards, for hints with hints.ttl_ms";
                 WireError::new(ErrorCode::Unavailable, text)
             }
-            error => self.failed(error),
+            error => self.failed(&error),
         })?;
         let taken = reply.inspect_err(|_| self.metrics.gathered(GatherOutcome::Refused))?;
         Ok((taken, gathered))
@@ -289,7 +289,7 @@ impl ShardAsker {
 
     async fn gather_names(&self) -> Result<(BTreeSet<NamespaceName>, Gathered), WireError> {
         let merged = self.gatherer.namespaces(self.deadline).await;
-        let merged = merged.map_err(|error| self.failed(error))?;
+        let merged = merged.map_err(|error| self.failed(&error))?;
         let gathered = merged.gathered.clone();
         let reply = self.count(None, merged)?;
         Ok((reply.namespaces.into_iter().collect(), gathered))
@@ -328,7 +328,7 @@ impl ShardAsker {
 
     /// Counts a request to the shards that none has answered, or that one has refused with a code of a later version, and
     /// returns the error for the client. Notes an outage, unless the request could not be sent or was refused.
-    fn failed(&self, error: ClientError) -> WireError {
+    fn failed(&self, error: &ClientError) -> WireError {
         let words = error.to_string();
         if let ClientError::RefusedOtherwise { .. } = error {
             self.metrics.gathered(GatherOutcome::Refused);

@@ -118,7 +118,7 @@ async fn begun_late(python: &Path, store: &Path, more: &[(u32, u32)]) -> (Site, 
 async fn a_bridge_goes_on_from_jetstream_that_comes_late() {
     let Some(python) = python() else { return };
     let store = tempfile::tempdir().unwrap();
-    let (site, _publishers, _second) = begun_late(&python, store.path(), &[(1, 8)]).await;
+    let (site, _publishers, _second) = Box::pin(begun_late(&python, store.path(), &[(1, 8)])).await;
     site.settles("gpu-0", 9, &[]).await;
     assert_eq!(site.depth(1, "gpu-0").await, 9);
 }
@@ -130,7 +130,7 @@ async fn a_bridge_keeps_what_it_has_heard_where_the_kept_state_is_too_old() {
     let Some(python) = python() else { return };
     let store = tempfile::tempdir().unwrap();
     let more: Vec<_> = (0..8).map(|part| (2, part)).collect();
-    let (site, _publishers, mut second) = begun_late(&python, store.path(), &more).await;
+    let (site, _publishers, mut second) = Box::pin(begun_late(&python, store.path(), &more)).await;
     second.wait_for_line(|line| {
         let message = line["message"].as_str().unwrap_or_default();
         message.starts_with("what was kept of an engine comes too late")

@@ -60,7 +60,10 @@ async fn up_is_not_ready_and_doubts_while_the_server_refuses_what_it_reports() {
     };
     let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
     let (own, other) = ("gpu-0=tcp://127.0.0.1:1", "gpu-9=tcp://127.0.0.1:2");
-    let mut up = Process::up(broker.url(), &["--model", "llama", "--engine", own, "--engine", other]);
+    let mut up = Process::up(
+        broker.url(),
+        &["--model", "llama", "--engine", own, "--engine", other],
+    );
     let said = up.wait_for_line(|line| message(line) == "the NATS server refuses what the bridge needs");
     assert!(
         said.to_string().contains("kvatlas.v1.events.llama.gpu-9"),
