@@ -362,7 +362,7 @@ tables! {
         /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
         listen: Option<SocketAddr> = "off", listen_address();
         /// Host that routers are told together with the listener's port; if unset, routers are told the listener's IP
-        /// address, which must not be 0.0.0.0 or [::] then.
+        /// address, which must not stand for all addresses then.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
         /// Maximum number of bytes of all requests of Dynamo's routers over TCP whose answers are not made yet; a
         /// connection whose request exceeds it is cut off.
