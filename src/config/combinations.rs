@@ -160,9 +160,8 @@ fn check_listeners(layers: &Layers) -> Vec<ConfigError> {
 /// Checks that Dynamo's routers are told an address to which they can connect. A listener on all addresses has none.
 fn check_told_address(layers: &Layers) -> Vec<ConfigError> {
     let keys = ["dynamo.listen", "dynamo.discovery", "dynamo.advertise"];
-    let listen = layers.effective.entry("dynamo.listen");
-    let address = listen.and_then(|entry| entry.value.text()?.parse::<SocketAddr>().ok());
-    let is_everywhere = address.is_some_and(|address| address.ip().is_unspecified());
+    let listen = address(layers, "dynamo.listen");
+    let is_everywhere = listen.is_some_and(|listen| listen.ip().is_unspecified());
     let is_told = given(layers, "dynamo.discovery").is_some() && given(layers, "dynamo.advertise").is_none();
     check_together(layers, &keys, !(is_everywhere && is_told), || {
         "dynamo.listen on all addresses needs dynamo.advertise beside it: the host that routers are told"
@@ -180,20 +179,20 @@ fn check_components(layers: &Layers) -> Vec<ConfigError> {
         let component = format!("{}.{}", one.namespace, one.name);
         (!seen.insert(component.clone())).then_some(component)
     });
-    let rule = || {
-        format!(
-            "the component {} is there twice; give it once",
-            twice.clone().unwrap_or_default()
-        )
-    };
-    check_together(layers, &[key], twice.is_none(), rule)
+    let rule = |component| format!("the component {component} is there twice; give it once");
+    twice.map_or_else(Vec::new, |component| {
+        check_together(layers, &[key], false, || rule(component))
+    })
+}
+
+/// Returns the address that is the value of a setting; `None` if the setting has no such value.
+fn address(layers: &Layers, key: &str) -> Option<SocketAddr> {
+    let entry = layers.effective.entry(key)?;
+    entry.value.text()?.parse().ok()
 }
 
 fn check_addresses(layers: &Layers, keys: [&'static str; 2]) -> Vec<ConfigError> {
-    let [one, other] = keys.map(|key| {
-        let entry = layers.effective.entry(key)?;
-        entry.value.text()?.parse::<SocketAddr>().ok()
-    });
+    let [one, other] = keys.map(|key| address(layers, key));
     let is_right = one.is_none() || one != other || one.is_some_and(|address| address.port() == 0);
     check_together(layers, &keys, is_right, || {
         let [one, other] = keys;
