@@ -10,6 +10,7 @@ use crate::wire::{
 use super::api::{
     Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
 };
+use super::plain::sequence;
 use super::world::stored_by_lineage;
 use crate::names::UNPLACED_MAX;
 
@@ -23,10 +24,6 @@ fn holder(hashing: Hashing) -> (PositionalIndexer, HolderWriter) {
     let worker = WorkerName::new("w").unwrap();
     let writer = index.register(&HolderId { worker, rank: 0 }).unwrap();
     (index, writer)
-}
-
-fn sequence(hashes: &[u64]) -> Vec<SequenceHash> {
-    hashes.iter().copied().map(SequenceHash).collect()
 }
 
 /// Returns an event that stores `chain` after `parent`, under the engine's own `names` if they are given.

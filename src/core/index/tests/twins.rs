@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 
 use crate::hash::{SequenceHash, lineage_hashes};
-use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier};
 
-use super::api::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+use super::api::{HolderWriter, Search};
+use super::plain::{holder, index, sequence};
 use kvatlas_lab::random::{Random, mix, setting};
 
 /// Bits of a hash that no lineage hash keeps. Hashes that differ only in these bits are twins.
@@ -56,17 +57,15 @@ impl Holder {
             return;
         }
         let parent = from.checked_sub(1).map(|at| SequenceHash(chain[at]));
-        let hashes = chain[from..].iter().copied().map(SequenceHash).collect();
-        let stored = Event::Stored(StoredBlocks::by_sequence(parent, None, hashes));
+        let stored = Event::Stored(StoredBlocks::by_sequence(parent, None, sequence(&chain[from..])));
         self.writer.apply(stored, Tier::DEVICE, 0);
         self.blocks
             .extend((from..chain.len()).map(|end| chain[..=end].to_vec()));
     }
 
     fn remove(&mut self, chain: &[u64], from: usize) {
-        let hashes = chain[from..].iter().copied().map(SequenceHash).collect();
         let removed = RemovedBlocks {
-            hashes,
+            hashes: sequence(&chain[from..]),
             ..RemovedBlocks::default()
         };
         self.writer.apply(Event::Removed(removed), Tier::DEVICE, 0);
@@ -81,15 +80,11 @@ fn each_holder_is_found_at_its_greatest_depth_along_twins() {
     let mut random = Random::new(setting("KVATLAS_TEST_SEED", 5));
     let mut found_deep = 0;
     for _ in 0..setting("KVATLAS_TEST_ROUNDS", 200) {
-        let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+        let index = index();
         let mut holders: Vec<Holder> = (0..3)
-            .map(|number: u32| {
-                let worker = WorkerName::new(&number.to_string()).unwrap();
-                let writer = index.register(&HolderId { worker, rank: 0 }).unwrap();
-                Holder {
-                    writer,
-                    blocks: BTreeSet::new(),
-                }
+            .map(|number| Holder {
+                writer: holder(&index, &number.to_string()),
+                blocks: BTreeSet::new(),
             })
             .collect();
         for _ in 0..60 {
@@ -102,8 +97,11 @@ fn each_holder_is_found_at_its_greatest_depth_along_twins() {
                 _ => holder.store(&chain, 0),
             }
             let query = any_chain(&mut random);
-            let whole: Vec<_> = query.iter().copied().map(SequenceHash).collect();
-            let key = QueryKey::LineageHashes(lineage_hashes(&whole).collect::<Result<_, _>>().unwrap());
+            let key = QueryKey::LineageHashes(
+                lineage_hashes(&sequence(&query))
+                    .collect::<Result<_, _>>()
+                    .unwrap(),
+            );
             let matches = index.find_matches(&key, Search::default()).unwrap();
             for (number, holder) in holders.iter().enumerate() {
                 let is_it = |id: &HolderId| id.worker.as_str() == number.to_string();

@@ -13,12 +13,9 @@ use super::api::{
     Capacity, Hashing, HolderWalk, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer,
     QueryChain, RestoredRun, Search, WalkedHolder,
 };
+use super::plain::index;
 use super::world::{block_hash_of_tokens, next_hash, tokens_of};
 use kvatlas_lab::random::Random;
-
-fn index() -> PositionalIndexer {
-    PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default())
-}
 
 fn register(index: &PositionalIndexer, number: u32) -> HolderWriter {
     let worker = WorkerName::new("w").unwrap();

@@ -2,11 +2,10 @@
 //! give whole hashes. Lineage hashes keep fewer bits.
 
 use crate::hash::{Position, SequenceHash, lineage_hashes};
-use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use crate::wire::{Event, QueryKey, RemovedBlocks, StoredBlocks, Tier};
 
-use super::api::{
-    HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search, SparseChain,
-};
+use super::api::{PositionalIndexer, RejectReason, Search, SparseChain};
+use super::plain::{holder, index, sequence};
 use super::world::stored_by_lineage;
 
 /// Highest bit of a sequence hash. No lineage hash keeps this bit.
@@ -24,21 +23,8 @@ fn other_from(from: usize) -> Vec<u64> {
     chain().into_iter().enumerate().map(flip).collect()
 }
 
-fn sequence(chain: &[u64]) -> Vec<SequenceHash> {
-    chain.iter().copied().map(SequenceHash).collect()
-}
-
 fn stored(chain: &[u64]) -> Event {
     Event::Stored(StoredBlocks::by_sequence(None, None, sequence(chain)))
-}
-
-fn index() -> PositionalIndexer {
-    PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default())
-}
-
-fn holder(index: &PositionalIndexer, worker: &str) -> HolderWriter {
-    let worker = WorkerName::new(worker).unwrap();
-    index.register(&HolderId { worker, rank: 0 }).unwrap()
 }
 
 /// Returns the holders, each with the number of leading blocks that it holds.
