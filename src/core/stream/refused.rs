@@ -50,9 +50,6 @@ impl RefusedName {
     /// Returns the name that a subject has in the place of a worker's name. Characters that are not printable become
     /// `?`. A text of more than 64 characters is cut, and ends with `...` then.
     pub fn in_subject(text: &str) -> Self {
-        if let Ok(name) = WorkerName::new(text) {
-            return Self::from(&name);
-        }
         let printable = |character: char| match character.is_ascii_graphic() {
             true => character,
             false => '?',
