@@ -345,10 +345,7 @@ impl<'s> RunWriter<'s> {
         self.store.count_step(run);
         run.is_twin.store(is_twin, Ordering::Relaxed);
         if is_twin {
-            // The counts are raised before any holder has a block of the run.
-            if let Some(before) = parent.and_then(|parent| self.store.run(parent.run, &self.guard)) {
-                before.twins.fetch_add(1, Ordering::AcqRel);
-            }
+            // All counts of twins are raised before any holder has a block of the run.
             self.store.doubts.twins.fetch_add(1, Ordering::AcqRel);
             self.store.doubts.twin_births.fetch_add(1, Ordering::AcqRel);
         }
@@ -357,6 +354,7 @@ impl<'s> RunWriter<'s> {
             let attached = state.attached.or_default(parent.run);
             *attached.entry(parent.offset).or_default() += 1;
             if let Some(run) = self.store.run(parent.run, &self.guard) {
+                run.twins.fetch_add(u32::from(is_twin), Ordering::AcqRel);
                 run.header.set_followed(true);
             }
         }
