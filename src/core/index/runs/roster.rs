@@ -245,7 +245,7 @@ mod tests {
             let entry = RosterEntry::new(slot, [0, 0, 1], 1);
             run.roster().set(index, slot, entry);
             assert!(
-                run.list.len() <= (index * 4).max(300),
+                run.list.len() <= (index * 3).max(300),
                 "{} for {index}",
                 run.list.len()
             );
