@@ -151,9 +151,14 @@ def wait_p99(per_second: float, service_us: float, arrivals: int = 100_000, seed
     return sorted(waits)[int(arrivals * 0.99)]
 
 
+def sent_batches(assumed: Assumptions) -> float:
+    """Batches that a worker sends a second, with its heartbeats: one comes only after so long without a batch."""
+    return max(assumed.batches, 1 / HEARTBEAT_SECONDS)
+
+
 def apply_us(assumed: Assumptions) -> float:
     """µs of a core to receive and apply one batch."""
-    return measured("apply_batch") + measured("apply_block") * 2 * changed_blocks(assumed) / max(assumed.batches, 1 / HEARTBEAT_SECONDS)
+    return measured("apply_batch") + measured("apply_block") * 2 * changed_blocks(assumed) / sent_batches(assumed)
 
 
 def shards_of(cell_batches: float, cell_index_gib: float, assumed: Assumptions) -> int:
@@ -169,8 +174,7 @@ def size(gpus: int, assumed: Assumptions) -> Size:
     blocks = workers * assumed.blocks_per_worker
     index_gib = blocks * measured("index_block") / GIB
     changed = workers * changed_blocks(assumed)
-    # A heartbeat comes only after so long without a batch.
-    batches = workers * max(assumed.batches, 1 / HEARTBEAT_SECONDS)
+    batches = workers * sent_batches(assumed)
     queries = workers * assumed.requests
     cells = max(1, math.ceil(batches * measured("pass_over") / 1e6 / assumed.utilisation))
     shards = shards_of(batches / cells, index_gib / cells, assumed)
