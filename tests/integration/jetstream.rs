@@ -12,8 +12,8 @@ use crate::support::metrics::{counter, metric};
 use crate::support::process::Process;
 use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, config, daemon, engine, eventually, has_gap, hashes, http_get, matches, reasons,
-    removed, server, stored, stored_after, subjects,
+    Client, PATIENCE, config, daemon, embedded_daemon, engine, eventually, has_gap, hashes, http_get,
+    matches, reasons, removed, server, stored, stored_after, subjects,
 };
 use async_nats::jetstream;
 use futures_util::TryStreamExt;
@@ -568,17 +568,7 @@ async fn a_stream_that_is_changed_is_noticed_and_what_was_lost_meanwhile_is_in_d
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_embedded_server_has_jetstream_where_it_is_needed() {
-    let given = [
-        ("nats.embedded", "true"),
-        ("admin.listen", "off"),
-        ("events.transport", "jetstream"),
-    ];
-    let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let config = kvatlas_config::Config::load(given.into(), std::iter::empty(), None).unwrap();
-    let daemon = Daemon::start(config).await.unwrap();
-    tokio::time::timeout(PATIENCE, daemon.ready())
-        .await
-        .expect("the stream is made and read");
+    let daemon = embedded_daemon(&[JETSTREAM]).await;
     daemon.stop().await;
 }
 

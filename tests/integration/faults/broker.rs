@@ -1,13 +1,12 @@
 //! The broker is killed and comes back, with its store or without.
 
-use kvatlas_daemon::Daemon;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{SHORT_PATIENCE, pause};
 use crate::support::fleet::{Fleet, OneDaemon};
 use crate::support::jetstream::{JETSTREAM, Restartable, servers};
 use crate::support::way::Way;
-use crate::support::{Client, by_sequence, daemon, eventually, hashes, matches, stored};
+use crate::support::{Client, by_sequence, daemon, embedded_daemon, eventually, hashes, matches, stored};
 
 async fn killed_and_restarted(way: Way, keeps_store: bool) {
     for server in servers() {
@@ -60,13 +59,7 @@ async fn a_broker_killed_and_restarted_without_its_store() {
 
 /// Kills the embedded server of a daemon with these settings. The daemon must start the server again, and answer.
 async fn outlive_the_embedded_server(settings: &[(&str, &str)]) {
-    let given = [&[("nats.embedded", "true"), ("admin.listen", "off")], settings].concat();
-    let given = given
-        .into_iter()
-        .map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let config = kvatlas_config::Config::load(given.collect(), std::iter::empty(), None).unwrap();
-    let daemon = Daemon::start(config).await.unwrap();
-    daemon.ready().await;
+    let daemon = embedded_daemon(settings).await;
     let server = &daemon.nats().urls[0];
     let client = Client::connect(&format!("nats://{}:{}", server.host(), server.port())).await;
     let mut publisher = client.publisher("gpu-0", 0);

@@ -160,7 +160,19 @@ pub fn config(url: &str, settings: &[(&str, &str)]) -> Config {
 
 /// Starts a daemon, and waits until it is ready.
 pub async fn daemon(url: &str, settings: &[(&str, &str)]) -> Daemon {
-    let daemon = Daemon::start(config(url, settings)).await.unwrap();
+    started(config(url, settings)).await
+}
+
+/// Starts a daemon with a NATS server of its own, and waits until it is ready.
+pub async fn embedded_daemon(settings: &[(&str, &str)]) -> Daemon {
+    let own = [("nats.embedded", "true"), ("admin.listen", "off")];
+    let given = own.iter().chain(settings);
+    let given = given.map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    started(Config::load(given.collect(), std::iter::empty(), None).unwrap()).await
+}
+
+async fn started(config: Config) -> Daemon {
+    let daemon = Daemon::start(config).await.unwrap();
     tokio::time::timeout(PATIENCE, daemon.ready())
         .await
         .expect("the daemon becomes ready");
