@@ -323,7 +323,7 @@ impl<'a> AwaitedReplies<'a> {
 
     /// Returns the replies, and an error for each process that has not replied within `patience`. Bridges that do not
     /// follow the engine of a reset are left out. Older ones of them do not reply, so silent bridges are left out, too.
-    fn into_replies(self, patience: Duration) -> Vec<AdminReply> {
+    fn into_replies(mut self, patience: Duration) -> Vec<AdminReply> {
         let silent = match self.command {
             AdminCommand::Reset => Vec::new(),
             _ => self.silent(),
@@ -340,11 +340,8 @@ impl<'a> AwaitedReplies<'a> {
                 error: Some(error.clone()),
             })
             .collect();
-        let are_idle: Vec<bool> = self.replies.iter().map(|reply| self.is_idle(reply)).collect();
-        let replies = self.replies.into_iter().zip(are_idle);
-        let mut replies: Vec<AdminReply> = replies
-            .filter_map(|(reply, is_idle)| (!is_idle).then_some(reply))
-            .collect();
+        let mut replies = std::mem::take(&mut self.replies);
+        replies.retain(|reply| !self.is_idle(reply));
         replies.extend(silent);
         replies
     }
