@@ -17,6 +17,7 @@ use super::report::Check;
 use super::{namespaces, promises};
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, ProcessRole};
+use crate::cli::explain::mend_of_alert;
 use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::silence;
 use crate::cli::status::Status;
@@ -240,12 +241,6 @@ fn check_snapshots(place: &str, index: &Status) -> Vec<Check> {
         ))
     });
     failed.collect()
-}
-
-/// Returns the advice on the trouble that an alert reports, and the command that says more about the alert.
-fn mend_of_alert(alert: &str) -> String {
-    let mend = mend_of([alert].into_iter(), AdviceTable::OtherTroubles);
-    format!("{mend}; kvatlas explain {alert} says more")
 }
 
 /// Calls `count` again and again until it returns only equal numbers, but at most for `patience`. Returns the last
