@@ -338,8 +338,6 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use kvatlas_core::wire::{NamespaceName, WorkerName};
-
     use super::super::report::{CheckOutcome, DoctorReport};
     use super::*;
     use crate::cli::admin_client::AdminClientArguments;
@@ -417,14 +415,6 @@ mod tests {
         Replica::at(arguments.client().unwrap(), true)
     }
 
-    fn probe() -> Probe {
-        let (namespace, worker) = (
-            NamespaceName::new("own").unwrap(),
-            WorkerName::new("own").unwrap(),
-        );
-        Probe::at(namespace, worker, 0)
-    }
-
     /// Answer of a sound daemon without holders on every route.
     const SOUND: &str =
         r#"{"ready": true, "reasons": [], "namespaces": [], "holders": [], "holders_total": 0}"#;
@@ -442,7 +432,7 @@ mod tests {
         let routes = routes.fallback(move || std::future::ready(SOUND));
         let seen = look(vec![replica(routes.clone()).await, replica(routes).await]).await;
         assert!(setups(&seen).is_empty(), "an older daemon tells none");
-        let checks = check(&seen, Duration::ZERO, &probe()).await;
+        let checks = check(&seen, Duration::ZERO, &Probe::named("own", "own", 0)).await;
         assert!(checks.iter().any(|check| check.found().starts_with("all 2 know")));
         assert_eq!(asked.load(Ordering::Relaxed), 2);
     }
@@ -462,7 +452,7 @@ mod tests {
         );
         let seen = look(vec![replica(failing).await, replica(doubting).await]).await;
         let mut report = DoctorReport::default();
-        report.extend(check(&seen, Duration::ZERO, &probe()).await);
+        report.extend(check(&seen, Duration::ZERO, &Probe::named("own", "own", 0)).await);
         let said = report.render();
         assert!(said.contains("FAIL holder gpu-0/0 of m: gap"), "{said}");
         let place = seen[0].0.admin.authority();
