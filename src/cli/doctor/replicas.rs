@@ -340,7 +340,6 @@ mod tests {
 
     use super::super::report::{CheckOutcome, DoctorReport};
     use super::*;
-    use crate::cli::admin_client::AdminClientArguments;
 
     /// Reads an answer of `/index` without namespaces. `fields` are its other fields, each with a comma.
     fn status(fields: &str) -> Status {
@@ -408,11 +407,7 @@ mod tests {
 
     /// Serves `routes`, and returns a replica with this admin listener.
     async fn replica(routes: axum::Router) -> Replica {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let place = listener.local_addr().unwrap().to_string();
-        tokio::spawn(async move { axum::serve(listener, routes).await });
-        let arguments = AdminClientArguments::at(Some(place), Duration::from_secs(60));
-        Replica::at(arguments.client().unwrap(), true)
+        Replica::at(AdminClient::of_routes(routes).await, true)
     }
 
     /// Answer of a sound daemon without holders on every route.
