@@ -11,7 +11,6 @@ use kvatlas_core::wire::{
     AdminCommand, AdminHolder, AdminReply, AdminRequest, NamespaceName, PROTOCOL_VERSION, Rank, Subjects,
     WorkerName,
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -19,6 +18,7 @@ use super::admin_client::ProcessRole;
 use super::connect::{ConnectionArguments, NatsConnection};
 use super::failure::Failure;
 use super::output::{print, print_json};
+use super::presence::{PING, PresentProcess};
 use super::table::TextTable;
 use super::text::{counted, printable};
 
@@ -31,8 +31,6 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     Every daemon that hears a command carries it out and replies, unless --instance names one; reset is for bridges. \
     A daemon that is there and has not replied within --timeout is shown, and counts as a failure.";
 
-/// Subject on which the processes of kvatlas say that they are there, as services of NATS.
-const PRESENCE: &str = "$SRV.PING.kvatlas";
 /// Silence after which no further process is expected to say that it is there.
 const QUIET: Duration = Duration::from_millis(300);
 /// Maximum number of replies to one command that are read.
@@ -182,7 +180,7 @@ async fn ask(
     let NatsConnection { nats, subjects, .. } = connection.connect().await?;
     let (reply_to, mut replies) = inbox(&nats).await?;
     let (presence_inbox, mut present) = inbox(&nats).await?;
-    nats.publish_with_reply(PRESENCE, presence_inbox, Bytes::new())
+    nats.publish_with_reply(PING, presence_inbox, Bytes::new())
         .await
         .map_err(Failure::unavailable)?;
     nats.publish_with_reply(subjects.admin(command), reply_to, request.encode().into())
@@ -248,19 +246,6 @@ struct AwaitedReplies<'a> {
     replies: Vec<AdminReply>,
 }
 
-/// Answer of a process to the question who is there, in the words of NATS's services.
-#[derive(Debug, Deserialize)]
-struct FoundProcess {
-    metadata: FoundMetadata,
-}
-
-#[derive(Debug, Deserialize)]
-struct FoundMetadata {
-    instance: String,
-    subjects_prefix: String,
-    role: String,
-}
-
 impl<'a> AwaitedReplies<'a> {
     fn new(command: AdminCommand, instance: Option<String>, subjects: &'a Subjects) -> Self {
         Self {
@@ -273,14 +258,13 @@ impl<'a> AwaitedReplies<'a> {
         }
     }
 
-    /// Notes a process that is there, if the command is for it. Other programs may use the same service name. Their
-    /// answers cannot be decoded, and are left out.
+    /// Notes a process that is there, if the command is for it.
     fn found(&mut self, payload: &[u8]) {
-        let Ok(FoundProcess { metadata }) = serde_json::from_slice(payload) else {
+        let Some(process) = PresentProcess::decode(payload) else {
             return;
         };
         // A gateway keeps no index, so it has nothing to do but to stop. It may lack the right to hear commands.
-        let has_role = |role: ProcessRole| metadata.role == role.as_str();
+        let has_role = |role: ProcessRole| process.role == role.as_str();
         let is_concerned = match self.command {
             AdminCommand::Reset => has_role(ProcessRole::Bridge),
             AdminCommand::Drain => !has_role(ProcessRole::Bridge),
@@ -291,11 +275,11 @@ impl<'a> AwaitedReplies<'a> {
         let is_meant = self
             .instance
             .as_ref()
-            .is_none_or(|name| *name == metadata.instance)
-            && Subjects::new(&metadata.subjects_prefix).is_ok_and(|subjects| subjects == *self.subjects)
+            .is_none_or(|name| *name == process.instance)
+            && Subjects::new(&process.subjects_prefix).is_ok_and(|subjects| subjects == *self.subjects)
             && is_concerned;
         if is_meant && self.present.len() < REPLIES_MAX {
-            self.present.push(metadata.instance);
+            self.present.push(process.instance);
         }
     }
 
@@ -339,7 +323,7 @@ impl<'a> AwaitedReplies<'a> {
 
     /// Returns the replies, and an error for each process that has not replied within `patience`. Bridges that do not
     /// follow the engine of a reset are left out. Older ones of them do not reply, so silent bridges are left out, too.
-    fn into_replies(self, patience: Duration) -> Vec<AdminReply> {
+    fn into_replies(mut self, patience: Duration) -> Vec<AdminReply> {
         let silent = match self.command {
             AdminCommand::Reset => Vec::new(),
             _ => self.silent(),
@@ -356,11 +340,8 @@ impl<'a> AwaitedReplies<'a> {
                 error: Some(error.clone()),
             })
             .collect();
-        let are_idle: Vec<bool> = self.replies.iter().map(|reply| self.is_idle(reply)).collect();
-        let replies = self.replies.into_iter().zip(are_idle);
-        let mut replies: Vec<AdminReply> = replies
-            .filter_map(|(reply, is_idle)| (!is_idle).then_some(reply))
-            .collect();
+        let mut replies = std::mem::take(&mut self.replies);
+        replies.retain(|reply| !self.is_idle(reply));
         replies.extend(silent);
         replies
     }

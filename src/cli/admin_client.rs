@@ -324,6 +324,18 @@ fn parse(message: &str) -> (String, String) {
 }
 
 #[cfg(test)]
+impl AdminClient {
+    /// Serves `routes`, and returns a client of this admin listener.
+    pub(super) async fn of_routes(routes: axum::Router) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        let arguments = AdminClientArguments::at(Some(address), Duration::from_secs(60));
+        arguments.client().unwrap()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -385,16 +397,8 @@ mod tests {
         ] {
             let index = axum::routing::get(move || std::future::ready(index));
             let routes = axum::Router::new().route("/index", index);
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap().to_string();
-            tokio::spawn(async move { axum::serve(listener, routes).await });
-            let arguments = AdminClientArguments::at(Some(address), Duration::from_secs(60));
-            let failure = arguments
-                .client()
-                .unwrap()
-                .events("/page/frames")
-                .await
-                .unwrap_err();
+            let client = AdminClient::of_routes(routes).await;
+            let failure = client.events("/page/frames").await.unwrap_err();
             assert!(failure.to_string().contains(expected), "{failure}");
         }
     }

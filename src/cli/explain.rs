@@ -5,7 +5,7 @@ use kvatlas_config::meant;
 
 use super::failure::Failure;
 use super::output::print;
-use kvatlas_daemon::runbook::{Entry, entries, words};
+use kvatlas_daemon::runbook::{AdviceTable, Entry, entries, mend_of, words};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -34,6 +34,12 @@ pub(crate) fn explain(arguments: &ExplainArguments) -> Result<(), Failure> {
     }
     let texts: Vec<String> = found.iter().map(|entry| text_of(word, entry)).collect();
     print(&texts.join("\n"))
+}
+
+/// Returns the advice on the trouble that an alert reports, and the command that says more about the alert.
+pub(super) fn mend_of_alert(alert: &str) -> String {
+    let mend = mend_of([alert].into_iter(), AdviceTable::OtherTroubles);
+    format!("{mend}; kvatlas explain {alert} says more")
 }
 
 /// Returns an entry of the page for operators as text: a heading, then one line for each statement.

@@ -6,6 +6,7 @@ use std::fmt;
 use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use serde::{Deserialize, Serialize};
 
+use super::explain::mend_of_alert;
 use super::text::since;
 
 /// Shard that does not answer its gateway, or refuses to answer about a namespace.
@@ -65,10 +66,7 @@ impl UnansweringShard {
     /// Returns the advice on what to do. For a shard that does not answer, that includes the command that says more.
     pub(super) fn mend(&self) -> String {
         match self.namespace {
-            None => {
-                let mend = mend_of([Self::ALERT].into_iter(), AdviceTable::OtherTroubles);
-                format!("{mend}; kvatlas explain {} says more", Self::ALERT)
-            }
+            None => mend_of_alert(Self::ALERT),
             Some(_) => "mend what the shard says; kvatlas status at its admin listener says more".to_owned(),
         }
     }

@@ -33,6 +33,7 @@ mod missing;
 mod namespace;
 mod nats_context;
 mod output;
+mod presence;
 mod probe;
 mod promises;
 mod publish;

@@ -17,11 +17,12 @@ pub(super) struct PublisherRefusal {
 impl PublisherRefusal {
     /// Returns the advice on what to do about this publisher of `namespace`.
     pub(super) fn mend(&self, namespace: &str) -> String {
-        let culprit = [namespace, &self.worker, ""];
-        mend_for(
-            [self.reason.as_str()].into_iter(),
-            AdviceTable::DropReasons,
-            culprit,
-        )
+        mend_of_drops(&self.reason, namespace, &self.worker)
     }
+}
+
+/// Returns the advice on a reason for which batches of `worker` of `namespace` are dropped.
+pub(super) fn mend_of_drops(reason: &str, namespace: &str, worker: &str) -> String {
+    let culprit = [namespace, worker, ""];
+    mend_for([reason].into_iter(), AdviceTable::DropReasons, culprit)
 }

@@ -1,9 +1,9 @@
 //! Strays. A stray is a namespace that does not exist, although publishers send events of it. A daemon's route `/index`
 //! lists the strays.
 
-use kvatlas_daemon::runbook::{AdviceTable, mend_for};
 use serde::{Deserialize, Serialize};
 
+use super::refused::mend_of_drops;
 use super::text::{counted, since};
 
 /// Namespace that does not exist, and whose events are dropped.
@@ -37,12 +37,7 @@ impl StrayNamespace {
 
     /// Returns the advice on what to do about the namespace.
     pub(super) fn mend(&self) -> String {
-        let culprit = [self.namespace.as_str(), &self.worker, ""];
-        mend_for(
-            [self.reason.as_str()].into_iter(),
-            AdviceTable::DropReasons,
-            culprit,
-        )
+        mend_of_drops(&self.reason, &self.namespace, &self.worker)
     }
 }
 

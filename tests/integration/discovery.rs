@@ -11,8 +11,9 @@ use kvatlas_daemon::Daemon;
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use serde_json::{Value, json};
 
+use crate::support::doctor::{check, doctor};
 use crate::support::jetstream::{JETSTREAM, STREAM, servers};
-use crate::support::process::{Process, kvatlas};
+use crate::support::process::Process;
 use crate::support::{Client, broker, config, daemon, eventually, hashes, http_get, server, stored};
 
 /// Sends a question, and returns all answers when exactly `answers` of them have come.
@@ -39,16 +40,6 @@ async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
         None
     })
     .await
-}
-
-/// Runs `kvatlas doctor`. Returns its exit code and its checks.
-async fn doctor(url: &str, more: &[&str]) -> (Option<i32>, Vec<Value>) {
-    let mut doctor = kvatlas(&["doctor", "--nats-url", url, "--json"]);
-    doctor.args(more);
-    let looking = tokio::task::spawn_blocking(move || doctor.output().unwrap());
-    let looked = looking.await.unwrap();
-    let found: Value = serde_json::from_slice(&looked.stdout).unwrap();
-    (looked.status.code(), found["checks"].as_array().unwrap().clone())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,7 +149,7 @@ async fn the_doctor_finds_the_replicas_itself() {
     let elsewhere = daemon(broker.url(), &[("subjects.prefix", "another")]).await;
     let client = Client::connect(broker.url()).await;
     asked(&client, "$SRV.PING", 3).await;
-    let (_, checks) = doctor(broker.url(), &[]).await;
+    let (_, checks) = doctor(broker.url(), &[], &[]).await;
     let names: Vec<&str> = checks
         .iter()
         .map(|check| check["name"].as_str().unwrap())
@@ -181,9 +172,8 @@ async fn the_doctor_asks_shards_without_a_gateway() {
     let one = daemon(broker.url(), &[("sharding.shard", "0/2")]).await;
     let other = daemon(broker.url(), &[("sharding.shard", "1/2")]).await;
     let round_trip = async || {
-        let (_, checks) = doctor(broker.url(), &[]).await;
-        let found = checks.into_iter().find(|check| check["name"] == "round trip");
-        found.unwrap().to_string()
+        let (_, checks) = doctor(broker.url(), &[], &[]).await;
+        check(&checks, "round trip").to_string()
     };
     let told = round_trip().await;
     assert!(told.contains("was found") && told.contains("--gateway"), "{told}");
@@ -216,9 +206,8 @@ async fn the_doctor_finds_a_bridge_and_says_what_it_lacks() {
         http_get(place, "/workers").1.contains("refused").then_some(())
     })
     .await;
-    let (_, checks) = doctor(broker.url(), &[]).await;
-    let engines = checks.iter().find(|check| check["name"] == "engines").unwrap();
-    let text = engines.to_string();
+    let (_, checks) = doctor(broker.url(), &[], &[]).await;
+    let text = check(&checks, "engines").to_string();
     assert!(text.contains("vllm-0") && text.contains("refused"), "{text}");
     drop(bridge);
     daemon.stop().await;
@@ -240,10 +229,9 @@ async fn the_doctor_finds_daemons_that_hash_differently() {
         (known == [true, true]).then_some(())
     })
     .await;
-    let (code, checks) = doctor(broker.url(), &[]).await;
+    let (code, checks) = doctor(broker.url(), &[], &[]).await;
     assert_eq!(code, Some(1));
-    let check = checks.iter().find(|check| check["name"] == "namespaces").unwrap();
-    let text = check.to_string();
+    let text = check(&checks, "namespaces").to_string();
     for word in ["llama", "16 tokens", "32 tokens"] {
         assert!(text.contains(word), "{text}");
     }
@@ -293,8 +281,8 @@ async fn check_of_stream(url: &str) -> (Daemon, Value) {
     let settings = [JETSTREAM, ("events.stream_max_bytes", "1048576 GiB")];
     let daemon = Daemon::start(config(url, &settings)).await.unwrap();
     let admin = daemon.admin_address().unwrap().to_string();
-    let (_, checks) = doctor(url, &["--admin", &admin, "--timeout", "60s"]).await;
-    let stream = checks.iter().find(|check| check["name"] == "JetStream").unwrap();
+    let (_, checks) = doctor(url, &["--admin", &admin, "--timeout", "60s"], &[]).await;
+    let stream = check(&checks, "JetStream");
     assert_eq!(stream["outcome"], "failed", "{stream}");
     (daemon, stream.clone())
 }

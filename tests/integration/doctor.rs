@@ -1,40 +1,21 @@
 //! `kvatlas doctor`: its probe, and its checks where parts of the deployment are missing.
 
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 
 use futures_util::StreamExt;
 use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
+use crate::support::doctor::{check, doctor};
 use crate::support::process::kvatlas;
 use crate::support::{Client, PATIENCE, broker, daemon, lasting_port, snapshots_in, subjects};
-
-/// Runs `kvatlas doctor` with more arguments and with environment variables.
-async fn doctor(url: &str, more: &[&str], variables: &[(&str, &str)]) -> Output {
-    let mut doctor = kvatlas(&["doctor", "--nats-url", url, "--json"]);
-    doctor.args(more).envs(variables.iter().copied());
-    let looking = tokio::task::spawn_blocking(move || doctor.output().unwrap());
-    looking.await.unwrap()
-}
-
-fn checks(looked: &Output) -> Vec<Value> {
-    let report: Value = serde_json::from_slice(&looked.stdout).unwrap_or_else(|_| panic!("{looked:?}"));
-    report["checks"].as_array().unwrap().clone()
-}
-
-fn check<'c>(checks: &'c [Value], name: &str) -> &'c Value {
-    let found = checks.iter().find(|check| check["name"] == name);
-    found.unwrap_or_else(|| panic!("there is no {name} in {checks:?}"))
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn doctors_at_the_same_time_do_not_fail_each_other() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[]).await;
     let looking = (0..4).map(|_| doctor(broker.url(), &[], &[]));
-    for looked in futures_util::future::join_all(looking).await {
-        let checks = checks(&looked);
+    for (_, checks) in futures_util::future::join_all(looking).await {
         let probe = check(&checks, "round trip");
         assert_eq!(probe["outcome"], "fine", "{probe}");
     }
@@ -87,10 +68,10 @@ async fn a_daemon_tells_its_disk_although_the_broker_is_away() {
     let daemon = daemon(broker.url(), &[(key, &value)]).await;
     let admin = daemon.admin_address().unwrap().to_string();
     let nobody = format!("nats://127.0.0.1:{}", lasting_port());
-    let looked = doctor(&nobody, &["--admin", &admin], &[]).await;
-    assert_eq!(looked.status.code(), Some(69));
+    let (code, checks) = doctor(&nobody, &["--admin", &admin], &[]).await;
+    assert_eq!(code, Some(69));
     let disk = format!("disk of {admin}");
-    let (checks, path) = (checks(&looked), directory.path().to_str().unwrap());
+    let path = directory.path().to_str().unwrap();
     let found = check(&checks, &disk)["found"].as_str().unwrap();
     assert!(found.contains(path), "{found}");
     daemon.stop().await;
@@ -101,18 +82,19 @@ async fn a_listener_that_is_off_ends_no_doctor() {
     let broker = broker().await;
     let off = [("KVATLAS_ADMIN_LISTEN", "off")];
     let nobody = format!("nats://127.0.0.1:{}", lasting_port());
-    for (url, code) in [(broker.url(), 1), (nobody.as_str(), 69)] {
-        let looked = doctor(url, &["--timeout", "1s"], &off).await;
-        let checks = checks(&looked);
+    for (url, expected) in [(broker.url(), 1), (nobody.as_str(), 69)] {
+        let (code, checks) = doctor(url, &["--timeout", "1s"], &off).await;
         let replica = check(&checks, "replica");
         assert_eq!(replica["outcome"], "skipped", "{replica}");
         assert!(
             replica.to_string().contains("KVATLAS_ADMIN_LISTEN is off"),
             "{replica}"
         );
-        assert_eq!(looked.status.code(), Some(code), "{checks:?}");
+        assert_eq!(code, Some(expected), "{checks:?}");
     }
     // An address that the command line names must be right.
-    let looked = doctor(broker.url(), &["--admin", "a b"], &[]).await;
+    let mut wrong = kvatlas(&["doctor", "--nats-url", broker.url(), "--admin", "a b"]);
+    let looking = tokio::task::spawn_blocking(move || wrong.output().unwrap());
+    let looked = looking.await.unwrap();
     assert_eq!(looked.status.code(), Some(64), "{looked:?}");
 }

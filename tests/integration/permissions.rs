@@ -139,7 +139,17 @@ impl InRole {
     }
 }
 
+/// Starts a daemon with the rights of a role, and waits until it is ready.
 async fn daemon(url: &str, role: &str, more: &[(&str, &str)]) -> Daemon {
+    let daemon = started(url, role, more).await;
+    tokio::time::timeout(PATIENCE, daemon.ready())
+        .await
+        .expect("the daemon becomes ready");
+    daemon
+}
+
+/// Starts a daemon with the rights of a role. It need not become ready.
+async fn started(url: &str, role: &str, more: &[(&str, &str)]) -> Daemon {
     let (password, prefix) = (password(role), inbox_prefix(role));
     let mut settings = vec![
         ("nats.user", role),
@@ -147,11 +157,7 @@ async fn daemon(url: &str, role: &str, more: &[(&str, &str)]) -> Daemon {
         ("nats.inbox_prefix", prefix.as_str()),
     ];
     settings.extend_from_slice(more);
-    let daemon = Daemon::start(config(url, &settings)).await.unwrap();
-    tokio::time::timeout(PATIENCE, daemon.ready())
-        .await
-        .expect("the daemon becomes ready");
-    daemon
+    Daemon::start(config(url, &settings)).await.unwrap()
 }
 
 async fn holder(queries: &QueryClient, name: &str) -> Option<HolderStatusReply> {

@@ -131,18 +131,10 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], probe: &Probe, now_us: u64) ->
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
+    use kvatlas_core::wire::PROBE_NAME;
 
     use super::super::report::{CheckOutcome, DoctorReport};
     use super::*;
-
-    fn probe() -> Probe {
-        let (namespace, worker) = (
-            NamespaceName::new("own").unwrap(),
-            WorkerName::new("own").unwrap(),
-        );
-        Probe::at(namespace, worker, 0)
-    }
 
     fn degraded(text: &str) -> Degraded {
         serde_json::from_str(text).unwrap()
@@ -166,7 +158,7 @@ mod tests {
     #[test]
     fn each_culprit_has_a_line_with_its_reasons() {
         let none = degraded(r#"{"holders":[],"holders_total":0}"#);
-        let checks = judge(&[("a", none)], &probe(), 0);
+        let checks = judge(&[("a", none)], &Probe::named("own", "own", 0), 0);
         assert_eq!(
             (checks.len(), checks[0].outcome(), checks[0].found()),
             (1, CheckOutcome::Fine, "all are exact")
@@ -181,7 +173,11 @@ mod tests {
             4,
         );
         let second = some(&[holder("m", "vllm-2", "gap")], 1);
-        let checks = judge(&[("a", first), ("b", second)], &probe(), 1_800_000_060_000_000);
+        let checks = judge(
+            &[("a", first), ("b", second)],
+            &Probe::named("own", "own", 0),
+            1_800_000_060_000_000,
+        );
         assert_eq!(checks.len(), 2);
         assert_eq!(checks[0].outcome(), CheckOutcome::Failed);
         assert_eq!(
@@ -208,10 +204,10 @@ mod tests {
         let many: Vec<String> = (0..20)
             .map(|number| holder("m", &format!("w-{number}"), "stale"))
             .collect();
-        let checks = judge(&[("a", some(&many, 30))], &probe(), 0);
+        let checks = judge(&[("a", some(&many, 30))], &Probe::named("own", "own", 0), 0);
         assert_eq!(checks.len(), LINES_MAX + 1);
         assert_eq!(checks[LINES_MAX].found(), "14 others are not exact, too");
-        let unlisted = judge(&[("a", some(&[], 3))], &probe(), 0);
+        let unlisted = judge(&[("a", some(&[], 3))], &Probe::named("own", "own", 0), 0);
         assert_eq!(unlisted[0].found(), "3 are not exact");
     }
 }

@@ -169,8 +169,6 @@ pub(super) fn compare(daemons: &[(&str, &Status)]) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{NamespaceName, WorkerName};
-
     use super::super::report::CheckOutcome;
     use super::*;
 
@@ -204,8 +202,7 @@ mod tests {
                 r#"{{"namespace":"m","refused":[{{"worker":"{worker}","reason":"{reason}"}}]}}"#
             ))
         };
-        let (namespace, worker) = (NamespaceName::new("m").unwrap(), WorkerName::new("own").unwrap());
-        let probe = Probe::at(namespace, worker, 7);
+        let probe = Probe::named("m", "own", 7);
         let wide = dropped("wide", "other_settings");
         let known = [("a", &wide), ("b", &wide)];
         let checks = refused(&known, &probe);
@@ -237,8 +234,7 @@ mod tests {
             let refused = format!(r#""refused":[{named}],"refused_total":{total}"#);
             status(&format!(r#"{{"namespace":"{namespace}",{refused}}}"#))
         };
-        let (namespace, worker) = (NamespaceName::new("m").unwrap(), WorkerName::new("own").unwrap());
-        let probe = Probe::at(namespace, worker, 7);
+        let probe = Probe::named("m", "own", 7);
         let [few, many, all, own] =
             [("m", 3), ("m", 5), ("n", 1), (PROBE_NAME, 9)].map(|(name, total)| dropped(name, total));
         let known = [("a", &few), ("b", &many), ("c", &all), ("d", &own)];

@@ -26,7 +26,7 @@ impl Probe {
     }
 
     /// Makes the probe of a worker at `rank`.
-    pub(super) fn at(namespace: NamespaceName, worker: WorkerName, rank: Rank) -> Self {
+    fn at(namespace: NamespaceName, worker: WorkerName, rank: Rank) -> Self {
         Self {
             holder: PublishedHolder {
                 namespace,
@@ -36,6 +36,13 @@ impl Probe {
             publisher: OnceCell::new(),
             is_gone: AtomicBool::new(false),
         }
+    }
+
+    /// Makes a probe from the names of its namespace and worker.
+    #[cfg(test)]
+    pub(super) fn named(namespace: &str, worker: &str, rank: Rank) -> Self {
+        let namespace = NamespaceName::new(namespace).unwrap();
+        Self::at(namespace, WorkerName::new(worker).unwrap(), rank)
     }
 
     /// Returns the holder for which the probe is published.
@@ -90,16 +97,10 @@ impl Probe {
 mod tests {
     use super::*;
 
-    fn names(namespace: &str, worker: &str) -> (NamespaceName, WorkerName) {
-        (
-            NamespaceName::new(namespace).unwrap(),
-            WorkerName::new(worker).unwrap(),
-        )
-    }
-
     #[test]
     fn doctors_at_the_same_time_have_different_holders() {
-        let (namespace, worker) = names("m", "own");
+        let namespace = NamespaceName::new("m").unwrap();
+        let worker = WorkerName::new("own").unwrap();
         let ranks: std::collections::BTreeSet<Rank> = (0..8)
             .map(|_| Probe::of(namespace.clone(), worker.clone()).holder.rank)
             .collect();
@@ -108,8 +109,7 @@ mod tests {
 
     #[test]
     fn only_the_probe_and_its_namespace_are_the_doctors() {
-        let (namespace, worker) = names("m", "own");
-        let probe = Probe::at(namespace, worker, 7);
+        let probe = Probe::named("m", "own", 7);
         assert!(probe.is_holder("m", "own", 7) && probe.is_publisher("m", "own"));
         assert!(probe.is_holder(PROBE_NAME, "other", 1) && probe.is_publisher(PROBE_NAME, "other"));
         // The probe of an interrupted doctor makes answers about a real namespace inexact.

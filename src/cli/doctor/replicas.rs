@@ -17,6 +17,7 @@ use super::report::Check;
 use super::{namespaces, promises};
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, ProcessRole};
+use crate::cli::explain::mend_of_alert;
 use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::silence;
 use crate::cli::status::Status;
@@ -242,12 +243,6 @@ fn check_snapshots(place: &str, index: &Status) -> Vec<Check> {
     failed.collect()
 }
 
-/// Returns the advice on the trouble that an alert reports, and the command that says more about the alert.
-fn mend_of_alert(alert: &str) -> String {
-    let mend = mend_of([alert].into_iter(), AdviceTable::OtherTroubles);
-    format!("{mend}; kvatlas explain {alert} says more")
-}
-
 /// Calls `count` again and again until it returns only equal numbers, but at most for `patience`. Returns the last
 /// numbers.
 ///
@@ -343,11 +338,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use kvatlas_core::wire::{NamespaceName, WorkerName};
-
     use super::super::report::{CheckOutcome, DoctorReport};
     use super::*;
-    use crate::cli::admin_client::AdminClientArguments;
 
     /// Reads an answer of `/index` without namespaces. `fields` are its other fields, each with a comma.
     fn status(fields: &str) -> Status {
@@ -415,19 +407,7 @@ mod tests {
 
     /// Serves `routes`, and returns a replica with this admin listener.
     async fn replica(routes: axum::Router) -> Replica {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let place = listener.local_addr().unwrap().to_string();
-        tokio::spawn(async move { axum::serve(listener, routes).await });
-        let arguments = AdminClientArguments::at(Some(place), Duration::from_secs(60));
-        Replica::at(arguments.client().unwrap(), true)
-    }
-
-    fn probe() -> Probe {
-        let (namespace, worker) = (
-            NamespaceName::new("own").unwrap(),
-            WorkerName::new("own").unwrap(),
-        );
-        Probe::at(namespace, worker, 0)
+        Replica::at(AdminClient::of_routes(routes).await, true)
     }
 
     /// Answer of a sound daemon without holders on every route.
@@ -447,7 +427,7 @@ mod tests {
         let routes = routes.fallback(move || std::future::ready(SOUND));
         let seen = look(vec![replica(routes.clone()).await, replica(routes).await]).await;
         assert!(setups(&seen).is_empty(), "an older daemon tells none");
-        let checks = check(&seen, Duration::ZERO, &probe()).await;
+        let checks = check(&seen, Duration::ZERO, &Probe::named("own", "own", 0)).await;
         assert!(checks.iter().any(|check| check.found().starts_with("all 2 know")));
         assert_eq!(asked.load(Ordering::Relaxed), 2);
     }
@@ -467,7 +447,7 @@ mod tests {
         );
         let seen = look(vec![replica(failing).await, replica(doubting).await]).await;
         let mut report = DoctorReport::default();
-        report.extend(check(&seen, Duration::ZERO, &probe()).await);
+        report.extend(check(&seen, Duration::ZERO, &Probe::named("own", "own", 0)).await);
         let said = report.render();
         assert!(said.contains("FAIL holder gpu-0/0 of m: gap"), "{said}");
         let place = seen[0].0.admin.authority();

@@ -5,35 +5,17 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use kvatlas_client::Refusal;
-use serde::Deserialize;
 
 use super::broker::DoctorConnection;
 use super::replicas::Replica;
 use super::report::Check;
 use crate::cli::admin_client::AdminClientArguments;
+use crate::cli::presence::{PING, PresentProcess};
 
-/// Subject on which all services called `kvatlas` are asked for.
-const PING: &str = "$SRV.PING.kvatlas";
 /// Longest wait on NATS for the answer of one more process, after the previous answer.
 const FINDING_PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum number of daemons, gateways and bridges that are found.
 const REPLICAS_MAX: usize = 256;
-
-/// Facts that a process sends about itself when it answers a ping for services on NATS.
-#[derive(Debug, Deserialize)]
-struct PingReply {
-    metadata: Metadata,
-}
-
-#[derive(Debug, Deserialize)]
-struct Metadata {
-    instance: String,
-    subjects_prefix: String,
-    role: String,
-    shard: Option<String>,
-    /// Address of the process's admin listener, if it has one.
-    admin: Option<String>,
-}
 
 /// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each
 /// process whose admin listener this machine cannot reach, and a warning if the server refuses the search.
@@ -42,22 +24,22 @@ pub(super) async fn find(
     prefix: &str,
     timeout: Duration,
 ) -> (Vec<Replica>, Vec<Check>) {
-    let mut pings = match connected.unless_refused(&[PING], ask_all(connected)).await {
-        Ok(Ok(pings)) => pings,
+    let mut found = match connected.unless_refused(&[PING], ask_all(connected)).await {
+        Ok(Ok(found)) => found,
         Ok(Err(error)) => return (Vec::new(), vec![Check::skipped("replicas", error)]),
         Err(refusal) => return (Vec::new(), vec![check_unfound(&refusal)]),
     };
-    pings.retain(|ping| ping.metadata.subjects_prefix == prefix);
-    pings.sort_by(|one, other| one.metadata.instance.cmp(&other.metadata.instance));
+    found.retain(|process| process.subjects_prefix == prefix);
+    found.sort_by(|one, other| one.instance.cmp(&other.instance));
     let own_host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (mut replicas, mut checks) = (Vec::new(), Vec::new());
-    for PingReply { metadata } in pings {
-        match reached_at(&metadata, &own_host) {
+    for process in found {
+        match reached_at(&process, &own_host) {
             Ok(address) => match AdminClientArguments::at(Some(address), timeout).client() {
-                Ok(admin) => replicas.push(Replica::found(admin, &metadata.role, metadata.shard)),
-                Err(failure) => checks.push(Check::skipped(&metadata.instance, failure)),
+                Ok(admin) => replicas.push(Replica::found(admin, &process.role, process.shard)),
+                Err(failure) => checks.push(Check::skipped(&process.instance, failure)),
             },
-            Err(why) => checks.push(Check::skipped(&format!("replica {}", metadata.instance), why)),
+            Err(why) => checks.push(Check::skipped(&format!("replica {}", process.instance), why)),
         }
     }
     (replicas, checks)
@@ -76,11 +58,11 @@ fn check_unfound(refusal: &Refusal) -> Check {
 
 /// Returns the address at which the machine `own_host` reaches the admin listener of a process, or the reason why it
 /// cannot.
-fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static str> {
-    let Some(address) = &metadata.admin else {
+fn reached_at(process: &PresentProcess, own_host: &str) -> Result<String, &'static str> {
+    let Some(address) = &process.admin else {
         return Err("it has no admin listener (admin.listen)");
     };
-    let (_, place) = metadata.instance.rsplit_once('@').unwrap_or_default();
+    let (_, place) = process.instance.rsplit_once('@').unwrap_or_default();
     let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
     let listens: Option<SocketAddr> = address.parse().ok();
     match listens {
@@ -94,20 +76,19 @@ fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static st
     }
 }
 
-async fn ask_all(connected: &DoctorConnection) -> Result<Vec<PingReply>, async_nats::Error> {
+async fn ask_all(connected: &DoctorConnection) -> Result<Vec<PresentProcess>, async_nats::Error> {
     let nats = &connected.nats;
     let inbox = nats.new_inbox();
     let mut answers = nats.subscribe(inbox.clone()).await?;
     nats.publish_with_reply(PING, inbox, bytes::Bytes::new()).await?;
-    let mut pings = Vec::new();
+    let mut found = Vec::new();
     while let Ok(Some(answer)) = tokio::time::timeout(FINDING_PATIENCE, answers.next()).await {
-        // Other programs may use the same service name. Their answers cannot be decoded, and are left out.
-        pings.extend(serde_json::from_slice::<PingReply>(&answer.payload));
-        if pings.len() >= REPLICAS_MAX {
+        found.extend(PresentProcess::decode(&answer.payload));
+        if found.len() >= REPLICAS_MAX {
             break;
         }
     }
-    Ok(pings)
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -117,14 +98,14 @@ mod tests {
     #[test]
     fn a_listener_is_reached_from_where_it_listens() {
         let reached = |instance: &str, admin: Option<&str>| {
-            let metadata = Metadata {
+            let process = PresentProcess {
                 instance: instance.to_owned(),
                 subjects_prefix: "kvatlas".to_owned(),
                 role: "daemon".to_owned(),
                 shard: None,
                 admin: admin.map(str::to_owned),
             };
-            reached_at(&metadata, "here").ok()
+            reached_at(&process, "here").ok()
         };
         let at = |address: &str| Some(address.to_owned());
         assert_eq!(

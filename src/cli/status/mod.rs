@@ -266,6 +266,9 @@ mod tests {
     use super::super::refused::PublisherRefusal;
     use super::*;
 
+    /// Present time of the tests: a minute after the troubles began.
+    const NOW_US: u64 = 1_800_000_060_000_000;
+
     fn wide() -> PublisherRefusal {
         PublisherRefusal {
             worker: "wide".to_owned(),
@@ -305,7 +308,14 @@ llama         1000         0  123456  12345678
 qwen          1000         0  123456  12345678
 ";
         assert_eq!(status.render("127.0.0.1:9464", 0), expected);
-        assert_eq!(status.verdict(1_800_000_060_000_000), Ok(()));
+        assert_eq!(status.verdict(NOW_US), Ok(()));
+    }
+
+    /// Expects that the status shows `shown`, and fails with `said`.
+    fn expect_failure(status: &Status, shown: &str, said: &str) {
+        let text = status.render("a:1", NOW_US);
+        assert!(text.contains(shown), "{text}");
+        assert_eq!(status.verdict(NOW_US), Err(Failure::failed(said)));
     }
 
     #[test]
@@ -337,19 +347,8 @@ qwen          1000         0  123456  12345678
             namespaces: Vec::new(),
             ..sound()
         };
-        let text = status.render("a:1", 1_800_000_060_000_000);
-        assert!(
-            text.contains(
-                "  no shard has an answer since 08:00:00 UTC (60 s): all are away\n    mend: start"
-            ),
-            "{text}"
-        );
-        assert_eq!(
-            status.verdict(1_800_000_060_000_000),
-            Err(Failure::failed(
-                "no shard has an answer since 08:00:00 UTC (60 s): all are away"
-            ))
-        );
+        let said = "no shard has an answer since 08:00:00 UTC (60 s): all are away";
+        expect_failure(&status, &format!("  {said}\n    mend: start"), said);
     }
 
     #[test]
@@ -361,17 +360,8 @@ qwen          1000         0  123456  12345678
             namespaces: Vec::new(),
             ..sound()
         };
-        let text = status.render("a:1", 1_800_000_060_000_000);
-        assert!(
-            text.contains("  shard 1/2 does not answer since 08:00:00 UTC (60 s)\n"),
-            "{text}"
-        );
-        assert_eq!(
-            status.verdict(1_800_000_060_000_000),
-            Err(Failure::failed(
-                "shard 1/2 does not answer since 08:00:00 UTC (60 s)"
-            ))
-        );
+        let said = "shard 1/2 does not answer since 08:00:00 UTC (60 s)";
+        expect_failure(&status, &format!("  {said}\n"), said);
     }
 
     #[test]
@@ -387,11 +377,9 @@ qwen          1000         0  123456  12345678
         let index = r#"{"namespaces":[],"broker_silent_us":5000000}"#;
         let mut status: Status = serde_json::from_str(index).unwrap();
         status.ready = true;
-        let text = status.render("a:1", 0);
         let said = "nothing has come from the NATS server for 5.0s, not even the daemon's own messages";
         let line = format!("  {said}\n    mend: see whether the NATS server runs");
-        assert!(text.contains(&line), "{text}");
-        assert_eq!(status.verdict(1_800_000_060_000_000), Err(Failure::failed(said)));
+        expect_failure(&status, &line, said);
     }
 
     #[test]
@@ -402,10 +390,10 @@ qwen          1000         0  123456  12345678
             strays: serde_json::from_str(strays).unwrap(),
             ..sound()
         };
-        let text = status.render("a:1", 1_800_000_060_000_000);
+        let text = status.render("a:1", NOW_US);
         let line = "  nothing of namespace new is taken: 7 messages, the last of gpu-0 (undecodable) since 08:00:00 UTC (60 s): no map\n    mend: ";
         assert!(text.contains(line), "{text}");
-        assert!(status.verdict(1_800_000_060_000_000).is_err());
+        assert!(status.verdict(NOW_US).is_err());
     }
 
     #[test]
@@ -414,9 +402,7 @@ qwen          1000         0  123456  12345678
         let mut status: Status = serde_json::from_str(index).unwrap();
         status.ready = true;
         let said = "snapshots are not sent to the Object Store: no room";
-        let text = status.render("a:1", 0);
-        assert!(text.contains(&format!("\n  {said}\n")), "{text}");
-        assert_eq!(status.verdict(1_800_000_060_000_000), Err(Failure::failed(said)));
+        expect_failure(&status, &format!("\n  {said}\n"), said);
     }
 
     #[test]
@@ -438,7 +424,7 @@ qwen          1000         0  123456  12345678
                 },
             });
         }
-        let text = status.render("a:1", 1_800_000_060_000_000);
+        let text = status.render("a:1", NOW_US);
         assert!(
             text.contains(
                 "degraded in llama: gap 12, stale 1\n  gpu-0/0 gap, stale since 08:00:00 UTC (60 s)\n    expected batch 2, got 5\n    \
@@ -451,14 +437,14 @@ qwen          1000         0  123456  12345678
             "{text}"
         );
         assert!(text.contains("\n  mend stale: "), "{text}");
-        let failure = status.verdict(1_800_000_060_000_000).unwrap_err();
+        let failure = status.verdict(NOW_US).unwrap_err();
         assert!(
             failure.to_string().starts_with("12 of 2000 holders are degraded"),
             "{failure}"
         );
         let mut dropped = sound();
         dropped.namespaces[1].refused = vec![wide()];
-        let failure = dropped.verdict(1_800_000_060_000_000).unwrap_err();
+        let failure = dropped.verdict(NOW_US).unwrap_err();
         assert!(
             failure
                 .to_string()
@@ -472,7 +458,7 @@ qwen          1000         0  123456  12345678
         status.namespaces[0].ahead = vec!["gpu-3/0".to_owned()];
         status.namespaces[1].refused = vec![wide()];
         status.namespaces[1].unsized_holders = 3;
-        let text = status.render("a:1", 1_800_000_060_000_000);
+        let text = status.render("a:1", NOW_US);
         assert!(
             text.ends_with(
                 "clocks in llama: 1 holder has an epoch ahead of the daemon's clock: gpu-3/0\n\
@@ -490,7 +476,7 @@ qwen          1000         0  123456  12345678
                 .starts_with("a:1: NOT READY, 1 message waiting\n  NATS: no\n")
         );
         assert_eq!(
-            status.verdict(1_800_000_060_000_000),
+            status.verdict(NOW_US),
             Err(Failure::failed("the daemon is not ready"))
         );
     }

@@ -137,9 +137,10 @@ impl Painter {
 
     fn draw_table(self, frame: &mut Frame<'_>, model: &mut Model, area: Rect) {
         let doubt = self.colour(Color::Yellow);
+        let holders = model.rows();
         let has_addresses =
-            area.width >= ADDRESS_COLUMNS_MIN && model.rows().iter().any(|holder| !holder.address.is_empty());
-        let has_namespaces = model.mixes_namespaces();
+            area.width >= ADDRESS_COLUMNS_MIN && holders.iter().any(|holder| !holder.address.is_empty());
+        let has_namespaces = holders.windows(2).any(|two| two[0].namespace != two[1].namespace);
         let (length, fill) = (Constraint::Length, Constraint::Fill(1));
         // Columns, each with its title, its width and whether it is shown.
         let columns = [
@@ -152,8 +153,7 @@ impl Painter {
             ("ADDRESS", fill, has_addresses),
         ];
         let shown = || columns.iter().filter(|(_, _, is_shown)| *is_shown);
-        let rows: Vec<Row<'static>> = model
-            .rows()
+        let rows: Vec<Row<'static>> = holders
             .into_iter()
             .map(|holder| {
                 let state = model.state(holder);

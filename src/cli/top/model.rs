@@ -261,12 +261,6 @@ impl Model {
         of_holder.map(|(_, word)| word.as_str())
     }
 
-    /// Whether the shown holders are of several namespaces.
-    pub(super) fn mixes_namespaces(&self) -> bool {
-        let rows = self.rows();
-        rows.windows(2).any(|two| two[0].namespace != two[1].namespace)
-    }
-
     /// Returns a text about the selected holder: its name, why its publisher says it is in doubt, the share of queries
     /// that it affects, and what to do. `None` while the holder is exact.
     pub(super) fn trouble(&self) -> Option<String> {

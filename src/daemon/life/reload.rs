@@ -84,8 +84,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// [`ReloadError`] if kvatlas has not set up the log, if the new level cannot be parsed, if a file cannot be used,
-    /// or if the largest message has no room in a queue. Nothing has changed then.
+    /// [`ReloadError`], which names the reason. Nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<ReloadReport, ReloadError> {
         let mut in_force = self.in_force.lock();
         self.check(config)?;

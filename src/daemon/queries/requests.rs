@@ -289,12 +289,10 @@ impl LastingRequests {
                 // If `refusals` is closed, so is the connection, and `next_counted` returns `None`.
                 Ok(()) = self.refusals.changed(), if is_whole => self.rejoin(),
                 joined = settled(&mut self.rejoining) => {
-                    self.rejoining = None;
                     let old = std::mem::replace(&mut self.current, joined?);
                     self.ending = Some(Box::pin(old.replaced()));
                 }
                 left = settled(&mut self.ending) => {
-                    self.ending = None;
                     self.left = left;
                     return Ok(NextRequest::Rejoined);
                 }
@@ -320,7 +318,6 @@ impl LastingRequests {
         self.rejoining = None;
         if self.ending.is_some() {
             let left = settled(&mut self.ending).await;
-            self.ending = None;
             self.left.extend(left);
         }
         match self.left.pop_front() {
@@ -339,12 +336,14 @@ impl LastingRequests {
     }
 }
 
-/// Waits for the end of `work`. Waits for ever if there is none.
+/// Waits for the end of `work`, and leaves none then. Waits for ever if there is none.
 async fn settled<T>(work: &mut Option<Ongoing<T>>) -> T {
-    match work {
-        Some(work) => work.await,
+    let done = match work {
+        Some(ongoing) => ongoing.await,
         None => std::future::pending().await,
-    }
+    };
+    *work = None;
+    done
 }
 
 #[cfg(test)]

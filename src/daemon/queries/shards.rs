@@ -326,8 +326,9 @@ impl ShardAsker {
         reply
     }
 
-    /// Counts a request to the shards that none has answered, or that one has refused with a code of a later version, and
-    /// returns the error for the client. Notes an outage, unless the request could not be sent or was refused.
+    /// Counts a failed request to the shards, and returns the error for the client. Either no shard has answered it, or
+    /// one has refused it with a code of a later version. Notes an outage, except for a request that was refused or could
+    /// not be sent.
     fn failed(&self, error: &ClientError) -> WireError {
         let words = error.to_string();
         if let ClientError::RefusedOtherwise { .. } = error {

@@ -4,28 +4,19 @@ use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use serde_json::Value;
 
 use super::{ACCOUNTS, ROLES, USERS, broker, daemon, inbox_prefix, password};
+use crate::support::doctor::check;
 use crate::support::jetstream::{JETSTREAM, servers};
-use crate::support::process::kvatlas;
 
 const OPERATING: &str = include_str!("../../../deploy/operating.md");
 
 /// Runs `kvatlas doctor` in a role. Returns its exit code and its checks.
 async fn doctor(url: &str, role: &str, more: &[&str]) -> (Option<i32>, Vec<Value>) {
-    let mut doctor = kvatlas(&["doctor", "--nats-url", url, "--json"]);
-    doctor
-        .args(more)
-        .env("KVATLAS_NATS_USER", role)
-        .env("KVATLAS_NATS_PASSWORD", password(role))
-        .env("KVATLAS_NATS_INBOX_PREFIX", inbox_prefix(role));
-    let looking = tokio::task::spawn_blocking(move || doctor.output().unwrap());
-    let looked = looking.await.unwrap();
-    let found: Value = serde_json::from_slice(&looked.stdout).unwrap();
-    (looked.status.code(), found["checks"].as_array().unwrap().clone())
-}
-
-fn check<'c>(checks: &'c [Value], name: &str) -> &'c Value {
-    let found = checks.iter().find(|check| check["name"] == name);
-    found.unwrap_or_else(|| panic!("there is no {name} in {checks:?}"))
+    let variables = [
+        ("KVATLAS_NATS_USER", role),
+        ("KVATLAS_NATS_PASSWORD", &password(role)),
+        ("KVATLAS_NATS_INBOX_PREFIX", &inbox_prefix(role)),
+    ];
+    crate::support::doctor::doctor(url, more, &variables).await
 }
 
 /// Returns the subjects of JetStream on which a daemon has to publish, as operating.md lists them.

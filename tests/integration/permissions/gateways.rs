@@ -1,11 +1,10 @@
 //! Gateways with rights that are not those of a gateway.
 
-use kvatlas_daemon::Daemon;
 use serde_json::json;
 
-use super::{USERS, broker, daemon, inbox_prefix, of_three_blocks, password};
+use super::{USERS, broker, daemon, of_three_blocks, started};
 use crate::support::http::HttpClient;
-use crate::support::{config, eventually, namespace};
+use crate::support::{eventually, namespace};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_may_not_ask_the_shards_is_not_ready_and_says_so() {
@@ -13,17 +12,13 @@ async fn a_gateway_that_may_not_ask_the_shards_is_not_ready_and_says_so() {
     let url = broker.url();
     let shard = daemon(url, "daemon", &[("sharding.shard", "0/1")]).await;
     let _publisher = of_three_blocks(url).await;
-    let (password, prefix) = (password("daemon"), inbox_prefix("daemon"));
     let settings = [
-        ("nats.user", "daemon"),
-        ("nats.password", password.as_str()),
-        ("nats.inbox_prefix", prefix.as_str()),
         ("gateway.enabled", "true"),
         ("gateway.deadline_ms", "200"),
         ("admin.listen", "127.0.0.1:0"),
         ("http.listen", "127.0.0.1:0"),
     ];
-    let gateway = Daemon::start(config(url, &settings)).await.unwrap();
+    let gateway = started(url, "daemon", &settings).await;
     let mut admin = HttpClient::connect(gateway.admin_address().unwrap()).await;
     eventually("the gateway is not ready, and says why", async || {
         let ready = admin.get("/readyz").await;

@@ -2,6 +2,7 @@
 
 pub mod certificates;
 pub mod cluster;
+pub mod doctor;
 pub mod faulty_disk;
 pub mod fleet;
 pub mod http;
