@@ -294,7 +294,9 @@ export class Fleet {
 
   /** Returns the holder with this key. */
   #holder(key) {
-    return key === null ? undefined : [...this.#holders.values()].find((holder) => holder.key === key);
+    if (key === null) return undefined;
+    for (const holder of this.#holders.values()) if (holder.key === key) return holder;
+    return undefined;
   }
 
   /** Shows the details of the holder with this key, or hides the details if there is no such holder. */
