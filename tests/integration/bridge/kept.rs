@@ -80,11 +80,7 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
 async fn begun_late(python: &Path, store: &Path, more: &[(u32, u32)]) -> (Site, Publishers, Process) {
     let port = lasting_port();
     let mut site = Site::at(broker_on_port(&server(), store, port).await, &[]).await;
-    let spec = Spec {
-        buffer: 4,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(python, &[spec]);
+    let mut publishers = Publishers::start(python, &[Spec::with_buffer(4)]);
     let first = bridge(&site, &publishers, &[STATE]);
     for part in 0..8 {
         publishers.publish(0, &json!([stored(1, part, 1)]));

@@ -128,11 +128,7 @@ fn publish_others(publishers: &mut Publishers, which: u32, count: u32) {
 /// kept state, and the changes since then from the replay socket. At no time may an exact answer be wrong.
 pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept: impl AsyncFn() -> bool) {
     let Some(python) = python() else { return };
-    let spec = Spec {
-        buffer: 90,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(90)]);
     let known = publish_more_than_is_kept(&mut publishers, 90);
     let first = bridge(site, &publishers, &[state]);
     site.settles("gpu-0", known, &[]).await;
@@ -210,11 +206,7 @@ async fn state_of_an_engine_that_was_idle_for_long_is_of_use() {
     let folder = tempfile::tempdir().unwrap();
     let state = state_of(folder.path());
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        buffer: 4,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(4)]);
     let first = bridge(&site, &publishers, &[&state]);
     publish_others(&mut publishers, 1, 1);
     site.settles("gpu-0", 1, &[]).await;
@@ -311,11 +303,7 @@ async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let state = state_of(folder.path());
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        buffer: 4,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(4)]);
     publish_others(&mut publishers, 1, 4);
     let first = bridge(&site, &publishers, &[&state]);
     site.settles("gpu-0", 4, &[]).await;
