@@ -13,7 +13,7 @@ use super::python::{Publishers, Spec, python};
 use super::{Site, stored};
 use crate::support::http::HttpClient;
 use crate::support::jetstream::{broker_on_port, broker_on_store, servers};
-use crate::support::process::Process;
+use crate::support::process::{Process, message};
 use crate::support::{broker_on, eventually, lasting_port, reasons, server};
 
 const STATE: &str = "--state=nats:kept/a";
@@ -48,10 +48,7 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     publishers.publish(0, &json!([stored(1, 0, 2)]));
     let mut bridge = bridge(&site, &publishers, &[STATE]);
-    let line = bridge.wait_for_line(|line| {
-        let message = line["message"].as_str().unwrap_or_default();
-        message.starts_with("what was kept cannot be read for now")
-    });
+    let line = bridge.wait_for_line(|line| message(line).starts_with("what was kept cannot be read for now"));
     let error = line["error"].as_str().unwrap();
     assert!(
         error.starts_with("JetStream has not opened the bucket within"),
@@ -91,10 +88,7 @@ async fn begun_late(python: &Path, store: &Path, more: &[(u32, u32)]) -> (Site, 
     drop(site.broker);
     site.broker = broker_on(port).await;
     let mut second = bridge(&site, &publishers, &[STATE]);
-    second.wait_for_line(|line| {
-        let message = line["message"].as_str().unwrap_or_default();
-        message.starts_with("what was kept cannot be read for now")
-    });
+    second.wait_for_line(|line| message(line).starts_with("what was kept cannot be read for now"));
     for (chain, part) in more {
         publishers.publish(0, &json!([stored(*chain, *part, 1)]));
     }
@@ -127,10 +121,7 @@ async fn a_bridge_keeps_what_it_has_heard_where_the_kept_state_is_too_old() {
     let store = tempfile::tempdir().unwrap();
     let more: Vec<_> = (0..8).map(|part| (2, part)).collect();
     let (site, _publishers, mut second) = Box::pin(begun_late(&python, store.path(), &more)).await;
-    second.wait_for_line(|line| {
-        let message = line["message"].as_str().unwrap_or_default();
-        message.starts_with("what was kept of an engine comes too late")
-    });
+    second.wait_for_line(|line| message(line).starts_with("what was kept of an engine comes too late"));
     assert_eq!(site.depth(2, "gpu-0").await, 8);
 }
 

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::python::{Publishers, Spec, python};
 use super::{Site, namespace, removed, stored, tokens};
 use crate::support::http::HttpClient;
-use crate::support::process::Process;
+use crate::support::process::{Process, message};
 use crate::support::{Client, broker_on, eventually, http_get, lasting_port};
 
 /// Value that [`Asking`] has in place of a number of blocks while this number changes: any answer is right.
@@ -321,10 +321,7 @@ async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
         }
         let mut next = bridge(&site, &publishers, &[&state]);
         if is_damaged {
-            next.wait_for_line(|line| {
-                let message = line["message"].as_str().unwrap_or_default();
-                message.starts_with("what was kept is of no use")
-            });
+            next.wait_for_line(|line| message(line).starts_with("what was kept is of no use"));
         }
         next.wait_for_line(|line| line["message"].as_str() == Some(&text));
         let mut admin = HttpClient::connect(next.admin_address()).await;
