@@ -13,6 +13,7 @@ use super::python::{Publishers, Spec, python};
 use super::{Site, stored};
 use crate::support::http::HttpClient;
 use crate::support::jetstream::{broker_on_port, broker_on_store, servers};
+use crate::support::metrics::metric;
 use crate::support::process::{Process, message};
 use crate::support::{broker_on, eventually, lasting_port, reasons, server};
 
@@ -56,11 +57,7 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     );
     site.settles("gpu-0", 2, &[]).await;
     bridge.wait_for_line(|line| line["message"] == "the bridge's state is not kept");
-    let mut admin = HttpClient::connect(bridge.admin_address()).await;
-    let page = String::from_utf8(admin.get("/metrics").await.body).unwrap();
-    let name = "kvatlas_bridge_state_failures_total ";
-    let failures = page.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-    assert_ne!(failures, "0");
+    assert_ne!(metric(&bridge, "kvatlas_bridge_state_failures_total"), 0);
     let store = tempfile::tempdir().unwrap();
     drop(site.broker);
     site.broker = broker_on_port(&server(), store.path(), port).await;

@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use super::python::{Publishers, Spec, python};
 use super::{Site, namespace, removed, stored, tokens};
 use crate::support::http::HttpClient;
+use crate::support::metrics::metric;
 use crate::support::process::{Process, message};
 use crate::support::{Client, broker_on, eventually, http_get, lasting_port};
 
@@ -276,21 +277,15 @@ async fn an_engine_that_nobody_is_told_of_is_not_called_exact() {
         (is_told && engine["status"] == "degraded").then_some(())
     })
     .await;
-    let exact = async |admin: &mut HttpClient| {
-        let page = String::from_utf8(admin.get("/metrics").await.body).unwrap();
-        let name = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"} ";
-        page.lines()
-            .find_map(|line| line.strip_prefix(name))
-            .map(str::to_owned)
-    };
+    let exact = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"}";
     eventually("the metric follows", async || {
-        (exact(&mut admin).await.as_deref() == Some("0")).then_some(())
+        (metric(&bridge, exact) == 0).then_some(())
     })
     .await;
     site.broker = broker_on(port).await;
     site.settles("gpu-0", 3, &[]).await;
     eventually("it is exact again", async || {
-        (exact(&mut admin).await.as_deref() == Some("1")).then_some(())
+        (metric(&bridge, exact) == 1).then_some(())
     })
     .await;
 }
