@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use kvatlas_process::since_boot;
 
 use super::follower::FollowOptions;
 
@@ -43,15 +43,6 @@ impl Default for BridgeClock {
             begun.checked_add(passed).unwrap_or(begun)
         })
     }
-}
-
-/// Returns the time since the machine was started; on Linux with the time for which it was suspended.
-fn since_boot() -> Duration {
-    #[cfg(target_os = "linux")]
-    let clock = ClockId::Boottime;
-    #[cfg(not(target_os = "linux"))]
-    let clock = ClockId::Monotonic;
-    clock_gettime(clock).try_into().unwrap_or_default()
 }
 
 impl fmt::Debug for BridgeClock {

@@ -111,11 +111,10 @@ impl SocketEvents {
     /// it may be written over. Otherwise the engine is begun again once the file can be read, unless more would be lost
     /// by that.
     async fn settle_unread(&mut self, engine: &NewEngine) -> Result<(), FollowError> {
-        let is_exact = self.follower.relay().is_exact();
         let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.is_unread()) else {
             return Ok(());
         };
-        if is_exact {
+        if self.follower.relay().is_exact() {
             keeper.write_over();
             return Ok(());
         }

@@ -2,6 +2,7 @@ package kvatlas
 
 import (
 	"fmt"
+	"maps"
 	"time"
 )
 
@@ -115,11 +116,7 @@ func (o *PublisherOptions) takeProfile() error {
 	if err := checkLabels(o.Labels); err != nil {
 		return err
 	}
-	own := make(map[string]string, len(o.Labels))
-	for key, value := range o.Labels {
-		own[key] = value
-	}
-	o.Labels = own
+	o.Labels = maps.Clone(o.Labels)
 	return nil
 }
 

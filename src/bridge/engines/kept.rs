@@ -1,5 +1,6 @@
 //! State of engines that outlives the bridge: the list of registered engines, and the engines' files.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_process::registry::NewEngine;
@@ -49,29 +50,41 @@ impl Bridge {
             }
             if is_behind || is_due {
                 let bridge = self.clone();
-                let tending = tokio::task::spawn_blocking(move || bridge.tend_once(is_behind, is_due));
+                let tending = tokio::task::spawn_blocking(move || {
+                    if is_behind {
+                        bridge.catch_up_registered();
+                    }
+                    if is_due {
+                        bridge.remove_forgotten();
+                    }
+                });
                 // A thread that has failed has logged that.
                 let _ = tending.await;
             }
         }
     }
 
-    fn tend_once(&self, is_behind: bool, is_due: bool) {
+    /// Reads or writes the list of registered engines, because that failed before. Blocks the thread.
+    fn catch_up_registered(&self) {
         let inner = &self.inner;
-        if is_behind {
-            let late = inner.registered.as_ref().and_then(Registered::read_late);
-            inner.state.lock().kept.extend(late.unwrap_or_default());
-            self.take_up_registered();
-        }
-        if let Some(directory) = inner.options.state.as_ref().filter(|_| is_due) {
-            let state = inner.state.lock();
-            let engines = state.engines.values().map(|followed| &followed.engine);
-            let followed: Vec<_> = engines
-                .filter_map(|engine| inner.own_holder(engine).ok())
-                .collect();
-            drop(state);
-            directory.remove_forgotten(&followed, &inner.metrics);
-        }
+        let late = inner.registered.as_ref().and_then(Registered::read_late);
+        inner.state.lock().kept.extend(late.unwrap_or_default());
+        self.take_up_registered();
+    }
+
+    /// Removes files of engines that have not been followed for long. Blocks the thread.
+    fn remove_forgotten(&self) {
+        let inner = &self.inner;
+        let Some(directory) = &inner.options.state else {
+            return;
+        };
+        let state = inner.state.lock();
+        let engines = state.engines.values().map(|followed| &followed.engine);
+        let followed: Vec<_> = engines
+            .filter_map(|engine| inner.own_holder(engine).ok())
+            .collect();
+        drop(state);
+        directory.remove_forgotten(&followed, &inner.metrics);
     }
 }
 
@@ -82,7 +95,7 @@ impl Inner {
             return;
         }
         if let (Some(directory), Ok(holder)) = (self.options.state.clone(), self.own_holder(engine)) {
-            let metrics = std::sync::Arc::clone(&self.metrics);
+            let metrics = Arc::clone(&self.metrics);
             let removing = tokio::task::spawn_blocking(move || directory.forget_engine(&holder, &metrics));
             // A thread that has failed has logged that.
             let _ = removing.await;

@@ -191,26 +191,34 @@ impl Follower {
 
     /// Asks the replay socket whether it has all batches, from the first one on.
     pub(super) async fn reaches_back(&mut self) -> Result<bool, FollowError> {
+        let first = self.first_from(0).await?;
+        Ok(first.is_some_and(|first| self.continuity.is_first(first)))
+    }
+
+    /// Asks for all batches from the number `from` on, and returns the number of the first one; `None` if the replay
+    /// socket has none of them.
+    async fn first_from(&mut self, from: u64) -> Result<Option<u64>, FollowError> {
         let mut first = None;
-        self.read_answer(0, |numbered| {
+        self.read_answer(from, |numbered| {
             first.get_or_insert(numbered.seq);
         })
         .await?;
-        Ok(first.is_some_and(|first| self.continuity.is_first(first)))
+        Ok(first)
     }
 
     /// Whether an engine that is begun again with the state after the batch `last` can go on from there without a loss:
     /// the replay socket still has that batch, and so all that came after it. Also true if no batch was heard since.
     pub(in super::super) async fn can_go_on_after(&mut self, last: u64) -> Result<bool, FollowError> {
-        if self.continuity.last().is_none() || !self.can_ask() {
-            return Ok(self.continuity.last().is_none());
+        if self.continuity.last().is_none() {
+            return Ok(true);
         }
-        let mut first = None;
-        let note = |numbered: &Numbered| _ = first.get_or_insert(numbered.seq);
-        match self.read_answer(last, note).await {
+        if !self.can_ask() {
+            return Ok(false);
+        }
+        match self.first_from(last).await {
             Err(error @ FollowError::Publisher(_)) => Err(error),
             Err(_) => Ok(false),
-            Ok(()) => Ok(first == Some(last)),
+            Ok(first) => Ok(first == Some(last)),
         }
     }
 

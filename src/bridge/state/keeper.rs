@@ -113,8 +113,7 @@ impl Keeper {
     /// Returns the right to write. `None` if the file already contains all `changes` so far, and is not old. Also
     /// `None` if the next write has to wait, if another file is being written, or if the file is [unread](Self::is_unread).
     pub(in super::super) fn turn(&mut self, changes: u64) -> Option<WriteTurn> {
-        let is_kept = self.contains(changes) && !self.is_old();
-        if is_kept || self.is_unread() || Instant::now() < self.due_at {
+        if !self.needs_write(changes) || Instant::now() < self.due_at {
             return None;
         }
         if self.writing.take_if(|writing| writing.is_finished()).is_some() {
@@ -131,8 +130,7 @@ impl Keeper {
     /// Waits for the right to write the last file; `None` if there is nothing to write.
     pub(in super::super) async fn last_turn(&mut self, changes: u64) -> Option<WriteTurn> {
         self.wait().await;
-        let is_kept = self.contains(changes) && !self.is_old();
-        if is_kept || self.is_unread() {
+        if !self.needs_write(changes) {
             return None;
         }
         let permit = Arc::clone(&self.directory.inner.writing).acquire_owned().await;
@@ -160,6 +158,12 @@ impl Keeper {
     /// Returns whether the last written file contains all `changes` so far.
     fn contains(&self, changes: u64) -> bool {
         self.written.load(Ordering::Acquire) == changes
+    }
+
+    /// Whether the file lacks some of the `changes` so far, or is old, and may be written.
+    fn needs_write(&self, changes: u64) -> bool {
+        let is_kept = self.contains(changes) && !self.is_old();
+        !is_kept && !self.is_unread()
     }
 
     /// Whether the file has to be written again, although nothing may have changed.

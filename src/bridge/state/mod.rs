@@ -320,17 +320,11 @@ impl StateDirectory {
             true => self.inner.unread.lock().insert(name.to_owned()),
             false => self.inner.unread.lock().remove(name),
         };
-        match read {
-            Ok(value) => value,
-            Err(error) if is_unread => {
-                unread(&path, &error);
-                None
-            }
-            Err(error) => {
-                refused(&path, &error);
-                None
-            }
-        }
+        let read = read.inspect_err(|error| match is_unread {
+            true => unread(&path, error),
+            false => refused(&path, error),
+        });
+        read.ok().flatten()
     }
 
     fn write<T: Serialize>(

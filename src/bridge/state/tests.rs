@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use kvatlas_core::wire::{NamespaceName, WorkerName};
 use kvatlas_engines::{Translator, TranslatorSettings};
 
@@ -6,6 +8,7 @@ use super::*;
 use crate::republish::PortPlaces;
 use crate::{EngineDefaults, parse_engine};
 use kvatlas_process::registry::GivenEngine;
+use kvatlas_process::storage::StorageFile;
 
 mod earlier;
 
@@ -85,23 +88,40 @@ fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
 }
 
-/// Storage on the disk that records the mode of each file when the file gets its final name.
-#[cfg(unix)]
+/// Storage on the disk from which nothing can be read while the flag is set. It records the mode of each file when the
+/// file gets its final name.
 #[derive(Debug, Default)]
-struct Modes(parking_lot::Mutex<Vec<u32>>);
+struct WatchedDisk {
+    is_unreadable: AtomicBool,
+    #[cfg(unix)]
+    modes: Mutex<Vec<u32>>,
+}
 
-#[cfg(unix)]
-impl Storage for Modes {
-    fn create(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
+impl WatchedDisk {
+    fn set_unreadable(&self, is_unreadable: bool) {
+        self.is_unreadable.store(is_unreadable, Ordering::Relaxed);
+    }
+}
+
+impl Storage for WatchedDisk {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn io::Read>> {
+        match self.is_unreadable.load(Ordering::Relaxed) {
+            true => Err(io::ErrorKind::PermissionDenied.into()),
+            false => Disk.open(path),
+        }
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
         Disk.create(path)
     }
 
-    fn create_private(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
         Disk.create_private(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.0.lock().push(mode_of(from));
+        #[cfg(unix)]
+        self.modes.lock().push(mode_of(from));
         Disk.rename(from, to)
     }
 
@@ -135,64 +155,17 @@ fn only_the_owner_may_read_files_and_those_that_are_being_written() {
     let path = folder.path().join(engine_file(&holder()));
     // In an earlier version, the umask decided the file's mode.
     std::fs::write(&path, b"x").unwrap();
-    let modes = Arc::new(Modes::default());
-    let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&modes) as _).unwrap();
+    let storage = Arc::new(WatchedDisk::default());
+    let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&storage) as _).unwrap();
     assert!(write(&directory, &kept("cache")));
-    assert_eq!(modes.0.lock().as_slice(), [0o600], "while it is written");
+    assert_eq!(storage.modes.lock().as_slice(), [0o600], "while it is written");
     assert_eq!(mode_of(&path), 0o600);
-}
-
-/// Storage on the disk from which nothing can be read while the flag is set.
-#[derive(Debug, Default)]
-struct Unreadable(std::sync::atomic::AtomicBool);
-
-impl Unreadable {
-    fn set(&self, is_unreadable: bool) {
-        self.0.store(is_unreadable, std::sync::atomic::Ordering::Relaxed);
-    }
-}
-
-impl Storage for Unreadable {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn io::Read>> {
-        match self.0.load(std::sync::atomic::Ordering::Relaxed) {
-            true => Err(io::ErrorKind::PermissionDenied.into()),
-            false => Disk.open(path),
-        }
-    }
-
-    fn create(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
-        Disk.create(path)
-    }
-
-    fn create_private(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
-        Disk.create_private(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        Disk.rename(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        Disk.remove(path)
-    }
-
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        Disk.list(directory)
-    }
-
-    fn create_directory(&self, path: &Path) -> io::Result<()> {
-        Disk.create_directory(path)
-    }
-
-    fn sync_directory(&self, path: &Path) -> io::Result<()> {
-        Disk.sync_directory(path)
-    }
 }
 
 #[tokio::test]
 async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
     let folder = tempfile::tempdir().unwrap();
-    let storage = Arc::new(Unreadable::default());
+    let storage = Arc::new(WatchedDisk::default());
     let directory =
         StateDirectory::open_on(folder.path(), Duration::ZERO, Arc::clone(&storage) as _).unwrap();
     assert!(write(&directory, &kept("cache")));
@@ -200,7 +173,7 @@ async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
         epoch: 10,
         ..kept("cache")
     };
-    storage.set(true);
+    storage.set_unreadable(true);
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
     let mut keeper = keeper_of(&directory, 3);
     assert!(!write(&directory, &doubtful) && keeper.turn(1).is_none());
@@ -217,13 +190,13 @@ async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
         None
     };
     assert_eq!(read_again().await, None);
-    storage.set(false);
+    storage.set_unreadable(false);
     assert_eq!(read_again().await, kept("cache").continuity.last());
     let read = directory.engine(&holder(), "cache", BYTES_MAX).unwrap();
     assert_eq!(read.epoch, 9);
     assert!(write(&directory, &doubtful), "it has been read");
     // All of the engine's blocks are known, so the file is of no use.
-    storage.set(true);
+    storage.set_unreadable(true);
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
     keeper.write_over();
     assert!(write(&directory, &kept("cache")));
@@ -232,19 +205,19 @@ async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
 #[test]
 fn registered_engines_that_could_not_be_read_are_read_later() {
     let folder = tempfile::tempdir().unwrap();
-    let storage = Arc::new(Unreadable::default());
+    let storage = Arc::new(WatchedDisk::default());
     let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&storage) as _).unwrap();
     let metrics = BridgeMetrics::new();
     let engines = vec![given("gpu-0=tcp://a:1")];
     Registered::open(directory.clone())
         .1
         .keep(|| engines.clone(), &metrics);
-    storage.set(true);
+    storage.set_unreadable(true);
     let (none, registered) = Registered::open(directory.clone());
     assert!(none.is_empty() && registered.is_behind());
     registered.keep(Vec::new, &metrics);
     assert!(registered.read_late().is_none() && registered.is_behind());
-    storage.set(false);
+    storage.set_unreadable(false);
     assert_eq!(registered.read_late(), Some(engines.clone()));
     registered.keep(|| engines.clone(), &metrics);
     assert!(!registered.is_behind() && registered.read_late().is_none());

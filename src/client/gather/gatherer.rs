@@ -300,8 +300,8 @@ fn use_of(reply: &Message) -> ReplyUse {
     }
 }
 
-/// Returns the error with a code that this client does not know, if a shard replied with one. Such an error is about the
-/// request, as all errors are that do not ask for patience, so it is the answer.
+/// Returns the error with a code that this client does not know, if a shard replied with one. An error that does not ask
+/// for patience is about the request. So such an error is the answer.
 fn refused_otherwise(division: &Division<Message>) -> Option<ClientError> {
     let mut errors = division.replies.values().filter_map(refusal);
     errors.find(|error| matches!(error, ClientError::RefusedOtherwise { .. }))

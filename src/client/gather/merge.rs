@@ -10,12 +10,9 @@
 use std::collections::BTreeMap;
 
 use kvatlas_core::wire::{
-    ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,
-    WireError,
+    ErrorBody, ErrorCode, Gathered, PREDICTED_MAX, QueryOptions, QueryReply, QueryResult, SingleQuery,
+    StatusReply, WireError,
 };
-
-/// Maximum number of predicted holders in a reply.
-const PREDICTED_MAX: usize = 64;
 
 /// The answer of one shard to a request: its reply, or an error.
 pub(super) type ShardAnswer<T> = Result<T, WireError>;

@@ -7,12 +7,9 @@ use kvatlas_core::wire::{
 };
 
 use super::cut::{CutBounds, cut_events};
+use super::options::BATCH_EVENTS_MAX;
 use super::outbox::{Clocks, Outbox};
 use super::sizes::{BATCH_BYTES, event_bytes};
-
-/// Maximum number of events in a batch of a full state, also for publishers whose other batches may have more. It is the
-/// default of `PublisherOptions::batch_events_max`: daemons drop batches with more events than they are configured for.
-const STATE_EVENTS_MAX: usize = 1024;
 
 /// An answer to a daemon: the payloads of its chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,7 +94,8 @@ impl Outbox {
             bytes_max: self.within_server_limit(self.options.chunk_bytes_max),
         };
         let bytes_max = bounds.bytes_max.saturating_sub(BATCH_BYTES);
-        let events_max = self.options.batch_events_max.min(STATE_EVENTS_MAX);
+        // A batch of a full state has no more, also for publishers whose other batches may.
+        let events_max = self.options.batch_events_max.min(BATCH_EVENTS_MAX);
         let is_recomputed = self.options.settings.hashing == Hashing::Recompute;
         let mut batches = Vec::new();
         let mut open = self.empty(Tier::DEVICE);
@@ -321,7 +319,7 @@ mod tests {
     fn a_batch_of_a_full_state_has_no_more_events_than_others() {
         for (given, roots, expected) in [
             (5, 12, vec![5, 5, 2]),
-            (usize::MAX, 1026, vec![STATE_EVENTS_MAX, 2]),
+            (usize::MAX, 1026, vec![BATCH_EVENTS_MAX, 2]),
         ] {
             let mut outbox = outbox(PublisherOptions {
                 batch_events_max: given,

@@ -34,6 +34,9 @@ impl Transport {
     };
 }
 
+/// Default of [`PublisherOptions::batch_events_max`]. Daemons drop batches with more events than they are configured for.
+pub(super) const BATCH_EVENTS_MAX: usize = 1024;
+
 /// Largest number of a batch after which a publisher goes on. As many numbers are left above it, so that no publisher
 /// comes to the end of them.
 pub const AFTER_SEQ_MAX: u64 = u64::MAX / 2;
@@ -134,7 +137,7 @@ impl Default for PublisherOptions {
             profile: Profile::default(),
             heartbeat_interval: HEARTBEAT_INTERVAL,
             batch_delay: Duration::from_millis(2),
-            batch_events_max: 1024,
+            batch_events_max: BATCH_EVENTS_MAX,
             batch_bytes_max: 512 << 10,
             queue_batches_max: 1024,
             queue_bytes_max: 64 << 20,

@@ -101,8 +101,8 @@ pub use query_field::FieldKind;
 pub use reader::{Reader, Value};
 pub use reasons::{DegradedReason, DegradedReasons};
 pub use reply::{
-    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, Limit, PredictedHolder, QueryReply, QueryResult,
-    ReplyOrder,
+    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, Limit, PREDICTED_MAX, PredictedHolder, QueryReply,
+    QueryResult, ReplyOrder,
 };
 pub use report::ReportReply;
 pub use resumable::{Resumable, ResumableBlocks};

@@ -169,10 +169,14 @@ pub struct QueryReply {
     pub behind_us: u64,
     /// Holders to which routers have sent requests that share the prompt's beginning, according to the routers' hints.
     /// These holders will soon have more of the prompt than the daemon knows. The holder with the most blocks comes
-    /// first. The list is present only with the option `predicted`, and does not change the rest of the reply.
+    /// first. There are at most [`PREDICTED_MAX`]. The list is present only with the option `predicted`, and does not
+    /// change the rest of the reply.
     #[serde(default)]
     pub predicted: Vec<PredictedHolder>,
 }
+
+/// Maximum number of predicted holders in a reply.
+pub const PREDICTED_MAX: usize = 64;
 
 /// A predicted holder: a router has sent it a request that begins with the blocks of the query. No event has reported
 /// these blocks yet. A predicted holder is never exact.

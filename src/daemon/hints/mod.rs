@@ -20,7 +20,7 @@ use kvatlas_core::wire::{HolderId, NamespaceName, Shard};
 use kvatlas_telemetry::HintMetrics;
 use kvatlas_telemetry::labels::HintDrop;
 
-pub(crate) use table::{HOLDERS_MAX as HINTED_HOLDERS_MAX, KeptHint};
+pub(crate) use table::KeptHint;
 use table::{HintTable, cost};
 
 /// Hints of all namespaces. A hint is a router's report that it has sent a request to a holder.

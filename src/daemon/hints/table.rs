@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use kvatlas_core::hash::PositionalLineageHash;
-use kvatlas_core::wire::{HolderId, QueryKey};
+use kvatlas_core::wire::{HolderId, PREDICTED_MAX, QueryKey};
 
 /// Approximate size of one block of a hint, in bytes, in the map and in the hint's own list together.
 const BLOCK_BYTES: usize = 160;
@@ -14,7 +14,7 @@ const BLOCK_BYTES: usize = 160;
 const HINT_BYTES: usize = 256;
 /// Maximum number of holders that hints name for one block. Further hints push out the oldest ones. The maximum bounds
 /// the memory for a block, and the list in a reply.
-pub(crate) const HOLDERS_MAX: usize = 64;
+const HOLDERS_MAX: usize = PREDICTED_MAX;
 
 /// Returns the approximate size in bytes of a hint with `blocks` blocks.
 pub(super) fn cost(blocks: usize) -> usize {

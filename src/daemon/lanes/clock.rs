@@ -4,20 +4,11 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use kvatlas_client::unix_time_us;
+use kvatlas_process::since_boot;
 
-/// Returns the time in microseconds on a clock that never runs backwards. On Linux, the clock goes on while the machine
-/// is suspended. Never 0.
+/// Returns the time in microseconds on the clock of [`since_boot`]. Never 0.
 pub(crate) fn now_us() -> u64 {
-    #[cfg(target_os = "linux")]
-    let clock = rustix::time::ClockId::Boottime;
-    #[cfg(not(target_os = "linux"))]
-    let clock = rustix::time::ClockId::Monotonic;
-    let time = rustix::time::clock_gettime(clock);
-    let micros = time
-        .tv_sec
-        .saturating_mul(1_000_000)
-        .saturating_add(time.tv_nsec / 1000);
-    u64::try_from(micros).unwrap_or_default().max(1)
+    u64::try_from(since_boot().as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
 /// Clocks of a lane (a thread that applies events). One reading gives both the end of one job and the beginning of the

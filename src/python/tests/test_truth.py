@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import msgpack
 import pytest
@@ -23,6 +24,7 @@ from kvatlas import (
     Stored,
     StoredByLineage,
 )
+from kvatlas._publish.table import BlockTable
 
 RUNS = int(os.environ.get("KVATLAS_TEST_FAULT_RUNS", "2"))
 
@@ -261,36 +263,42 @@ async def _placed(here: World, cursor: kvatlas.Cursor) -> kvatlas.HolderStatus:
     return await eventually(f"the daemon is exact at {cursor}", look)
 
 
-@pytest.mark.parametrize("seed", range(3 * RUNS))
-async def test_the_table_decides_as_the_index_does(broker: Broker, seed: int) -> None:
-    """One daemon hears every event. Another is given the full state, again and again. They never differ."""
-    pick = random.Random(1000 + seed)
-    history = History(pick)
+@contextlib.asynccontextmanager
+async def beside_a_shadow(broker: Broker) -> AsyncIterator[tuple[Daemon, World, World, Publisher]]:
+    """A daemon, and another one that hears the same events under another prefix. The publisher gives them full states only."""
     with running(broker.url, subjects_prefix="shadow"), running(broker.url) as daemon:
         async with world(broker.url) as here:
             shadow = World(here.nats, "shadow")
             await eventually("the other daemon answers", shadow.answers)
             here.way.mirror = "shadow"
-            publisher = await here.publisher(ring_batches_max=0)
-            for _ in range(6):
-                for _ in range(pick.randrange(2, 40)):
-                    await publisher.publish(history.change(), tier=pick.choice([0, 0, 0, 1, 2]))
-                cursor = await publisher.flush()
-                # What waits for a parent is no part of a full state: the parents come, or all is cleared.
-                for remedy in (map(Stored, history.chains), [Cleared(), *map(Stored, history.chains[:3])]):
-                    if (await _placed(shadow, cursor)).parked_events:
-                        await publisher.publish(remedy)
-                        cursor = await publisher.flush()
-                answers = publisher.counters.answers_full
-                # What was given before had names and tiers that queries don't show, and removals do.
-                await _placed(here, cursor)
-                assert await depths(here, history) == await depths(shadow, history)
-                daemon.kill()
-                daemon.start()
-                restored, heard = await _placed(here, cursor), await _placed(shadow, cursor)
-                assert publisher.counters.answers_full > answers
-                assert await depths(here, history) == await depths(shadow, history)
-                assert restored.blocks == heard.blocks == _table_blocks(publisher)
+            yield daemon, here, shadow, await here.publisher(ring_batches_max=0)
+
+
+@pytest.mark.parametrize("seed", range(3 * RUNS))
+async def test_the_table_decides_as_the_index_does(broker: Broker, seed: int) -> None:
+    """One daemon hears every event. Another is given the full state, again and again. They never differ."""
+    pick = random.Random(1000 + seed)
+    history = History(pick)
+    async with beside_a_shadow(broker) as (daemon, here, shadow, publisher):
+        for _ in range(6):
+            for _ in range(pick.randrange(2, 40)):
+                await publisher.publish(history.change(), tier=pick.choice([0, 0, 0, 1, 2]))
+            cursor = await publisher.flush()
+            # What waits for a parent is no part of a full state: the parents come, or all is cleared.
+            for remedy in (map(Stored, history.chains), [Cleared(), *map(Stored, history.chains[:3])]):
+                if (await _placed(shadow, cursor)).parked_events:
+                    await publisher.publish(remedy)
+                    cursor = await publisher.flush()
+            answers = publisher.counters.answers_full
+            # What was given before had names and tiers that queries don't show, and removals do.
+            await _placed(here, cursor)
+            assert await depths(here, history) == await depths(shadow, history)
+            daemon.kill()
+            daemon.start()
+            restored, heard = await _placed(here, cursor), await _placed(shadow, cursor)
+            assert publisher.counters.answers_full > answers
+            assert await depths(here, history) == await depths(shadow, history)
+            assert restored.blocks == heard.blocks == len(_table(publisher))
 
 
 @pytest.mark.parametrize("seed", range(3 * RUNS))
@@ -298,35 +306,29 @@ async def test_what_the_table_cannot_tell_apart_is_in_doubt(broker: Broker, seed
     """As above, where the index itself cannot be certain of all, and tells blocks apart that the table does not."""
     pick = random.Random(2000 + seed)
     history, certain = ClashingHistory(pick), 0
-    with running(broker.url, subjects_prefix="shadow"), running(broker.url) as daemon:
-        async with world(broker.url) as here:
-            shadow = World(here.nats, "shadow")
-            await eventually("the other daemon answers", shadow.answers)
-            here.way.mirror = "shadow"
-            publisher = await here.publisher(ring_batches_max=0)
-            for _ in range(8):
-                await publisher.publish(Cleared())
-                for _ in range(pick.randrange(1, 7)):
-                    await publisher.publish(history.change(), tier=pick.choice([0, 0, 1]))
-                heard = await shadow.applied(await publisher.flush())
-                if heard.parked_events:
-                    continue
-                daemon.kill()
-                daemon.start()
-                restored = await here.applied(heard.cursor)
-                table = publisher._outbox.table
-                assert table is not None
-                assert table.is_short == ("upstream_gap" in restored.degraded)
-                if table.is_short:
-                    continue
-                assert (heard.exact, restored.exact) == (True, True)
-                assert await depths(here, history) == await depths(shadow, history)
-                assert restored.blocks == heard.blocks == len(table)
-                certain += 1
+    async with beside_a_shadow(broker) as (daemon, here, shadow, publisher):
+        for _ in range(8):
+            await publisher.publish(Cleared())
+            for _ in range(pick.randrange(1, 7)):
+                await publisher.publish(history.change(), tier=pick.choice([0, 0, 1]))
+            heard = await shadow.applied(await publisher.flush())
+            if heard.parked_events:
+                continue
+            daemon.kill()
+            daemon.start()
+            restored = await here.applied(heard.cursor)
+            table = _table(publisher)
+            assert table.is_short == ("upstream_gap" in restored.degraded)
+            if table.is_short:
+                continue
+            assert (heard.exact, restored.exact) == (True, True)
+            assert await depths(here, history) == await depths(shadow, history)
+            assert restored.blocks == heard.blocks == len(table)
+            certain += 1
     assert certain > 0
 
 
-def _table_blocks(publisher: Publisher) -> int:
+def _table(publisher: Publisher) -> BlockTable:
     table = publisher._outbox.table
     assert table is not None
-    return len(table)
+    return table

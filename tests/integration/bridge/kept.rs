@@ -13,7 +13,8 @@ use super::python::{Publishers, Spec, python};
 use super::{Site, stored};
 use crate::support::http::HttpClient;
 use crate::support::jetstream::{broker_on_port, broker_on_store, servers};
-use crate::support::process::Process;
+use crate::support::metrics::metric;
+use crate::support::process::{Process, message};
 use crate::support::{broker_on, eventually, lasting_port, reasons, server};
 
 const STATE: &str = "--state=nats:kept/a";
@@ -48,10 +49,7 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     publishers.publish(0, &json!([stored(1, 0, 2)]));
     let mut bridge = bridge(&site, &publishers, &[STATE]);
-    let line = bridge.wait_for_line(|line| {
-        let message = line["message"].as_str().unwrap_or_default();
-        message.starts_with("what was kept cannot be read for now")
-    });
+    let line = bridge.wait_for_line(|line| message(line).starts_with("what was kept cannot be read for now"));
     let error = line["error"].as_str().unwrap();
     assert!(
         error.starts_with("JetStream has not opened the bucket within"),
@@ -59,11 +57,7 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     );
     site.settles("gpu-0", 2, &[]).await;
     bridge.wait_for_line(|line| line["message"] == "the bridge's state is not kept");
-    let mut admin = HttpClient::connect(bridge.admin_address()).await;
-    let page = String::from_utf8(admin.get("/metrics").await.body).unwrap();
-    let name = "kvatlas_bridge_state_failures_total ";
-    let failures = page.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-    assert_ne!(failures, "0");
+    assert_ne!(metric(&bridge, "kvatlas_bridge_state_failures_total"), 0);
     let store = tempfile::tempdir().unwrap();
     drop(site.broker);
     site.broker = broker_on_port(&server(), store.path(), port).await;
@@ -80,11 +74,7 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
 async fn begun_late(python: &Path, store: &Path, more: &[(u32, u32)]) -> (Site, Publishers, Process) {
     let port = lasting_port();
     let mut site = Site::at(broker_on_port(&server(), store, port).await, &[]).await;
-    let spec = Spec {
-        buffer: 4,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(python, &[spec]);
+    let mut publishers = Publishers::start(python, &[Spec::with_buffer(4)]);
     let first = bridge(&site, &publishers, &[STATE]);
     for part in 0..8 {
         publishers.publish(0, &json!([stored(1, part, 1)]));
@@ -95,10 +85,7 @@ async fn begun_late(python: &Path, store: &Path, more: &[(u32, u32)]) -> (Site, 
     drop(site.broker);
     site.broker = broker_on(port).await;
     let mut second = bridge(&site, &publishers, &[STATE]);
-    second.wait_for_line(|line| {
-        let message = line["message"].as_str().unwrap_or_default();
-        message.starts_with("what was kept cannot be read for now")
-    });
+    second.wait_for_line(|line| message(line).starts_with("what was kept cannot be read for now"));
     for (chain, part) in more {
         publishers.publish(0, &json!([stored(*chain, *part, 1)]));
     }
@@ -131,10 +118,7 @@ async fn a_bridge_keeps_what_it_has_heard_where_the_kept_state_is_too_old() {
     let store = tempfile::tempdir().unwrap();
     let more: Vec<_> = (0..8).map(|part| (2, part)).collect();
     let (site, _publishers, mut second) = Box::pin(begun_late(&python, store.path(), &more)).await;
-    second.wait_for_line(|line| {
-        let message = line["message"].as_str().unwrap_or_default();
-        message.starts_with("what was kept of an engine comes too late")
-    });
+    second.wait_for_line(|line| message(line).starts_with("what was kept of an engine comes too late"));
     assert_eq!(site.depth(2, "gpu-0").await, 8);
 }
 

@@ -14,7 +14,8 @@ use tokio::task::JoinHandle;
 use super::python::{Publishers, Spec, python};
 use super::{Site, namespace, removed, stored, tokens};
 use crate::support::http::HttpClient;
-use crate::support::process::Process;
+use crate::support::metrics::metric;
+use crate::support::process::{Process, message};
 use crate::support::{Client, broker_on, eventually, http_get, lasting_port};
 
 /// Value that [`Asking`] has in place of a number of blocks while this number changes: any answer is right.
@@ -128,11 +129,7 @@ fn publish_others(publishers: &mut Publishers, which: u32, count: u32) {
 /// kept state, and the changes since then from the replay socket. At no time may an exact answer be wrong.
 pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept: impl AsyncFn() -> bool) {
     let Some(python) = python() else { return };
-    let spec = Spec {
-        buffer: 90,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(90)]);
     let known = publish_more_than_is_kept(&mut publishers, 90);
     let first = bridge(site, &publishers, &[state]);
     site.settles("gpu-0", known, &[]).await;
@@ -210,11 +207,7 @@ async fn state_of_an_engine_that_was_idle_for_long_is_of_use() {
     let folder = tempfile::tempdir().unwrap();
     let state = state_of(folder.path());
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        buffer: 4,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(4)]);
     let first = bridge(&site, &publishers, &[&state]);
     publish_others(&mut publishers, 1, 1);
     site.settles("gpu-0", 1, &[]).await;
@@ -284,21 +277,15 @@ async fn an_engine_that_nobody_is_told_of_is_not_called_exact() {
         (is_told && engine["status"] == "degraded").then_some(())
     })
     .await;
-    let exact = async |admin: &mut HttpClient| {
-        let page = String::from_utf8(admin.get("/metrics").await.body).unwrap();
-        let name = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"} ";
-        page.lines()
-            .find_map(|line| line.strip_prefix(name))
-            .map(str::to_owned)
-    };
+    let exact = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"}";
     eventually("the metric follows", async || {
-        (exact(&mut admin).await.as_deref() == Some("0")).then_some(())
+        (metric(&bridge, exact) == 0).then_some(())
     })
     .await;
     site.broker = broker_on(port).await;
     site.settles("gpu-0", 3, &[]).await;
     eventually("it is exact again", async || {
-        (exact(&mut admin).await.as_deref() == Some("1")).then_some(())
+        (metric(&bridge, exact) == 1).then_some(())
     })
     .await;
 }
@@ -311,11 +298,7 @@ async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let state = state_of(folder.path());
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        buffer: 4,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(4)]);
     publish_others(&mut publishers, 1, 4);
     let first = bridge(&site, &publishers, &[&state]);
     site.settles("gpu-0", 4, &[]).await;
@@ -333,10 +316,7 @@ async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
         }
         let mut next = bridge(&site, &publishers, &[&state]);
         if is_damaged {
-            next.wait_for_line(|line| {
-                let message = line["message"].as_str().unwrap_or_default();
-                message.starts_with("what was kept is of no use")
-            });
+            next.wait_for_line(|line| message(line).starts_with("what was kept is of no use"));
         }
         next.wait_for_line(|line| line["message"].as_str() == Some(&text));
         let mut admin = HttpClient::connect(next.admin_address()).await;

@@ -292,11 +292,7 @@ async fn a_replay_with_holes_is_asked_for_again() {
 async fn an_engine_that_can_replay_nothing_is_no_restarted_one() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
-    let forgetful = Spec {
-        buffer: 0,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[forgetful]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(0)]);
     site.follow(&publishers, 0, "gpu-0");
     publishers.wait_for_subscriber(0);
     publishers.publish(0, &json!([stored(1, 0, 2)]));
@@ -390,13 +386,7 @@ async fn what_cannot_be_given_back_stays_in_doubt_until_a_clear() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
     // The replay socket keeps only two batches.
-    let mut publishers = Publishers::start(
-        &python,
-        &[Spec {
-            buffer: 2,
-            ..Spec::default()
-        }],
-    );
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(2)]);
     for which in 0..5 {
         publishers.publish(0, &json!([stored(which, 0, 1)]));
     }

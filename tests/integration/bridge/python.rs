@@ -91,6 +91,14 @@ impl Spec {
             ..Self::default()
         }
     }
+
+    /// Returns the default properties, but with a replay socket that keeps `buffer` batches.
+    pub fn with_buffer(buffer: usize) -> Self {
+        Self {
+            buffer,
+            ..Self::default()
+        }
+    }
 }
 
 /// Process with several publishers.

@@ -162,11 +162,7 @@ async fn a_replay_socket_that_comes_late_makes_up_for_what_was_lost() {
 async fn an_engine_whose_replay_socket_keeps_nothing_is_followed_without_it() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        buffer: 0,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(0)]);
     let port = publishers.endpoint(0).rsplit_once(':').unwrap().1.to_owned();
     let proxy = Proxy::to(port.parse().unwrap()).await;
     let (through, replay) = (
@@ -260,10 +256,7 @@ async fn a_process_whose_first_number_is_the_next_one_is_another_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_blocks() {
     let Some(python) = python() else { return };
-    let short = Spec {
-        buffer: 2,
-        ..Spec::default()
-    };
+    let short = Spec::with_buffer(2);
     for (spec, missed) in [
         (Spec::without_replay(), 3),
         (Spec::without_replay(), 9),

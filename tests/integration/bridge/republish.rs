@@ -239,11 +239,7 @@ async fn routers_have_what_the_engine_has_whenever_they_come() {
 async fn what_a_replay_does_not_reach_is_kept_for_routers() {
     let Some(python) = python() else { return };
     let (site, folder) = (Site::new(&[]).await, tempfile::tempdir().unwrap());
-    let short = Spec {
-        buffer: 4,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[short]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(4)]);
     let port = free_ports(2);
     let bridge = republishing(&site, port, Some(folder.path()));
     super::follow(&bridge, &publishers, 0, "gpu-0");

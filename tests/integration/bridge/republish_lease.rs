@@ -46,11 +46,7 @@ async fn the_bridge_that_speaks_publishes() {
     const HOSTS: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        buffer: 8,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(8)]);
     let port = free_ports(2);
     let republish = HOSTS.map(|host| format!("--republish=tcp://{host}:{port}"));
     let first = bridge(&site, &publishers, &[0], &[&republish[0]]);

@@ -51,11 +51,7 @@ async fn epoch(site: &Site) -> u64 {
 async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        buffer: 64,
-        ..Spec::default()
-    };
-    let mut publishers = Publishers::start(&python, &[spec]);
+    let mut publishers = Publishers::start(&python, &[Spec::with_buffer(64)]);
     let first = bridge(&site, &publishers);
     site.settles("gpu-0", 0, &[]).await;
     let second = bridge(&site, &publishers);

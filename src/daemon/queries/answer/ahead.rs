@@ -7,9 +7,10 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use kvatlas_core::index::{Namespace, PositionalIndexer, QueryChain};
-use kvatlas_core::wire::{DegradedReason, HolderMatch, PredictedHolder, QueryKey, QueryReply, SingleQuery};
+use kvatlas_core::wire::{
+    DegradedReason, HolderMatch, PREDICTED_MAX, PredictedHolder, QueryKey, QueryReply, SingleQuery,
+};
 
-use crate::hints::HINTED_HOLDERS_MAX;
 use crate::lanes::SeenInParts;
 
 use super::{Answerer, DoubtFacts, Doubted, QueryLength, explain, most_of, saturating_u32};
@@ -119,7 +120,7 @@ fn merge(reply: &mut QueryReply, listed: Listing, mut added: Listing, added_tota
     reply.holders_total += added_total.saturating_sub(twice);
 }
 
-/// Adds the holders `added` to the `predicted` ones, and keeps at most [`HINTED_HOLDERS_MAX`]. A holder that is in both
+/// Adds the holders `added` to the `predicted` ones, and keeps at most [`PREDICTED_MAX`]. A holder that is in both
 /// lists stays once, with more blocks.
 fn add_predicted(predicted: &mut Vec<PredictedHolder>, mut added: Vec<PredictedHolder>) {
     if added.is_empty() {
@@ -129,7 +130,7 @@ fn add_predicted(predicted: &mut Vec<PredictedHolder>, mut added: Vec<PredictedH
     predicted.sort_by(|one, other| one.order().cmp(&other.order()));
     let mut known = HashSet::new();
     predicted.retain(|holder| known.insert((holder.worker.clone(), holder.rank)));
-    predicted.truncate(HINTED_HOLDERS_MAX);
+    predicted.truncate(PREDICTED_MAX);
 }
 
 #[cfg(test)]
