@@ -103,7 +103,12 @@ impl Keeper {
                 self.due_at = Instant::now() + self.directory.inner.interval;
                 let (directory, holder) = (self.directory.clone(), self.holder.clone());
                 let (cache, bytes_max) = (cache.to_owned(), self.bytes_max);
-                let read = move || directory.engine(&holder, &cache, bytes_max)?.continuity.last();
+                let read = move || {
+                    directory
+                        .late_engine(&holder, &cache, bytes_max)?
+                        .continuity
+                        .last()
+                };
                 self.reading = Some(tokio::task::spawn_blocking(read));
                 None
             }

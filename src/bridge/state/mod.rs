@@ -44,7 +44,7 @@ use kvatlas_telemetry::{BridgeMetrics, LogGate, log_gated};
 
 use super::continuity::Continuity;
 use bucket::Bucket;
-use file::{FileError, StateFileKind, read_file, write_file};
+use file::{StateFileKind, read_file, write_file};
 
 pub(super) use keeper::Keeper;
 pub use place::{PlaceError, StatePlace};
@@ -241,7 +241,17 @@ impl StateDirectory {
     /// Returns the saved state of an engine; `None` if there is none. State is also `None`, and logged, if it is
     /// unusable or was saved with other settings than in the text `cache` (see [`cache_of`]).
     pub(super) fn engine(&self, holder: &PublishedHolder, cache: &str, bytes_max: u64) -> Option<KeptEngine> {
-        let kept: KeptEngine = self.read(&engine_file(holder), StateFileKind::Engine, bytes_max)?;
+        let kept = self.read(&engine_file(holder), StateFileKind::Engine, bytes_max)?;
+        self.of_cache(holder, kept, cache)
+    }
+
+    /// Returns the saved state of an engine, like [`Self::engine`], after an earlier attempt to read it has failed.
+    fn late_engine(&self, holder: &PublishedHolder, cache: &str, bytes_max: u64) -> Option<KeptEngine> {
+        let kept = self.read_again(&engine_file(holder), StateFileKind::Engine, bytes_max)?;
+        self.of_cache(holder, kept, cache)
+    }
+
+    fn of_cache(&self, holder: &PublishedHolder, kept: KeptEngine, cache: &str) -> Option<KeptEngine> {
         if kept.cache != cache {
             self.refuse_engine(holder, &"its engine has other blocks by now");
             return None;
@@ -313,18 +323,44 @@ impl StateDirectory {
     /// Reads the value in a file; `None` if there is none. A value that cannot be read is also `None`, and is logged. If
     /// the file may be right nevertheless, it is not written over until it has been read.
     fn read<T: DeserializeOwned>(&self, name: &str, kind: StateFileKind, bytes_max: u64) -> Option<T> {
-        let path = self.inner.path.join(name);
-        let read = read_file(self.inner.storage.as_ref(), &path, kind, bytes_max);
-        let is_unread = read.as_ref().is_err_and(FileError::may_pass);
+        let (read, is_unread) = self.look(name, kind, bytes_max);
         match is_unread {
             true => self.inner.unread.lock().insert(name.to_owned()),
             false => self.inner.unread.lock().remove(name),
         };
-        let read = read.inspect_err(|error| match is_unread {
-            true => unread(&path, error),
-            false => refused(&path, error),
-        });
-        read.ok().flatten()
+        read
+    }
+
+    /// Reads the value in a file that could not be read before, like [`Self::read`]. The file may have been written over
+    /// since this reading began, so the failure of this reading keeps nobody from writing.
+    fn read_again<T: DeserializeOwned>(&self, name: &str, kind: StateFileKind, bytes_max: u64) -> Option<T> {
+        let (read, is_unread) = self.look(name, kind, bytes_max);
+        if !is_unread {
+            self.inner.unread.lock().remove(name);
+        }
+        read
+    }
+
+    /// Returns the value in a file, and whether the file may be right although it could not be read. Logs why it could
+    /// not.
+    fn look<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        kind: StateFileKind,
+        bytes_max: u64,
+    ) -> (Option<T>, bool) {
+        let path = self.inner.path.join(name);
+        match read_file(self.inner.storage.as_ref(), &path, kind, bytes_max) {
+            Ok(read) => (read, false),
+            Err(error) if error.may_pass() => {
+                unread(&path, &error);
+                (None, true)
+            }
+            Err(error) => {
+                refused(&path, &error);
+                (None, false)
+            }
+        }
     }
 
     fn write<T: Serialize>(

@@ -30,6 +30,10 @@ pub(in super::super) enum PlacesError {
     /// JetStream cannot be asked, or another bridge has the set of files.
     #[error("the table of ports in JetStream: {0}")]
     Io(#[from] io::Error),
+    /// An earlier bridge's table may be there, but could not be read. Without it, routers that are still connected to an
+    /// engine's ports could meet another engine there.
+    #[error("the table of ports of an earlier bridge cannot be read")]
+    Unread,
     /// Other bridges wrote the table of ports at each attempt.
     #[error("the table of ports in JetStream changes all the time")]
     Busy,
@@ -69,31 +73,56 @@ impl KeptPlaces {
     }
 
     /// Applies `change` to the table of ports, and writes the table. `known` is the table as this bridge knows it. If
-    /// other bridges have written a newer table, the change is applied to that. Returns the table and its revision. If
-    /// a file cannot be written, the failure is counted, but the change still applies.
+    /// other bridges have written a newer table, or if the file could not be read before, the change is applied to the
+    /// table that is there. Returns the table and its revision. If a file cannot be written, the failure is counted, but
+    /// the change still applies.
     pub(in super::super) async fn change(
         &self,
         (revision, known): (u64, PortPlaces),
         mut change: impl FnMut(&mut PortPlaces),
         metrics: &Arc<BridgeMetrics>,
     ) -> Result<(u64, PortPlaces), PlacesError> {
-        if let PlacesStorage::Shared(bucket) = &self.0 {
-            return change_shared(bucket, known, change).await;
-        }
-        let mut places = known.clone();
-        change(&mut places);
-        if let PlacesStorage::File(directory) = &self.0
-            && places != known
-        {
-            let (directory, metrics, written) = (directory.clone(), Arc::clone(metrics), places.clone());
-            let writing = tokio::task::spawn_blocking(move || {
-                directory.write(NAME, StateFileKind::Ports, &written, BYTES_MAX, &metrics)
-            });
-            // A thread that has failed has logged that.
-            let _ = writing.await;
-        }
+        let places = match &self.0 {
+            PlacesStorage::Shared(bucket) => return change_shared(bucket, known, change).await,
+            PlacesStorage::File(directory) => change_file(directory, known, change, metrics).await?,
+            PlacesStorage::Memory => {
+                let mut places = known;
+                change(&mut places);
+                places
+            }
+        };
         Ok((revision + 1, places))
     }
+}
+
+async fn change_file(
+    directory: &StateDirectory,
+    known: PortPlaces,
+    mut change: impl FnMut(&mut PortPlaces),
+    metrics: &Arc<BridgeMetrics>,
+) -> Result<PortPlaces, PlacesError> {
+    let mut before = known;
+    if directory.is_unread(NAME) {
+        let late = directory.clone();
+        let reading =
+            tokio::task::spawn_blocking(move || late.read_again(NAME, StateFileKind::Ports, BYTES_MAX));
+        // A thread that has failed has logged that. No engine has ports before the table has been read.
+        before = reading.await.ok().flatten().unwrap_or_default();
+        if directory.is_unread(NAME) {
+            return Err(PlacesError::Unread);
+        }
+    }
+    let mut places = before.clone();
+    change(&mut places);
+    if places != before {
+        let (directory, metrics, written) = (directory.clone(), Arc::clone(metrics), places.clone());
+        let writing = tokio::task::spawn_blocking(move || {
+            directory.write(NAME, StateFileKind::Ports, &written, BYTES_MAX, &metrics)
+        });
+        // A thread that has failed has logged that.
+        let _ = writing.await;
+    }
+    Ok(places)
 }
 
 /// Returns the JetStream key of the table of ports.

@@ -1,5 +1,6 @@
 //! File of the engines that were registered over HTTP.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use super::file::StateFileKind;
 const NAME: &str = "registered";
 /// Maximum size of the file, in bytes.
 const BYTES_MAX: u64 = 16 << 20;
+/// Maximum number of unregistered engines that are remembered while the file cannot be read.
+const GONE_MAX: usize = 1024;
 
 /// Keeps the list of registered engines in its file.
 #[derive(Debug)]
@@ -23,6 +26,31 @@ pub(in super::super) struct Registered {
     written: Mutex<Vec<GivenEngine>>,
     /// Whether the file could not be read, or lacks the last change.
     is_behind: AtomicBool,
+    meanwhile: Mutex<Meanwhile>,
+}
+
+/// Changes while the file could not be read. Its list is older than these.
+#[derive(Debug, Default)]
+struct Meanwhile {
+    /// List of registered engines at the last change.
+    last: Vec<GivenEngine>,
+    /// Engines that were unregistered, and not registered again.
+    gone: VecDeque<GivenEngine>,
+}
+
+impl Meanwhile {
+    fn changed(&mut self, engines: &[GivenEngine]) {
+        let has = |engine: &GivenEngine| engines.iter().any(|other| other.is_same_engine(engine));
+        self.gone.extend(std::mem::take(&mut self.last));
+        self.gone.retain(|engine| !has(engine));
+        let excess = self.gone.len().saturating_sub(GONE_MAX);
+        self.gone.drain(..excess);
+        self.last = engines.to_vec();
+    }
+
+    fn has_gone(&self, engine: &GivenEngine) -> bool {
+        self.gone.iter().any(|gone| gone.is_same_engine(engine))
+    }
 }
 
 impl Registered {
@@ -34,17 +62,26 @@ impl Registered {
         let registered = Self {
             written: Mutex::new(engines.clone()),
             is_behind: directory.is_unread(NAME).into(),
+            meanwhile: Mutex::default(),
             directory,
         };
         (engines, registered)
     }
 
-    /// Returns the registered engines in a file that could not be read before; `None` if there is no such file, or it still
-    /// cannot be read.
+    /// Returns the registered engines in a file that could not be read before, but for those that were unregistered
+    /// since then; `None` if there is no such file, or it still cannot be read.
     pub(in super::super) fn read_late(&self) -> Option<Vec<GivenEngine>> {
-        let is_unread = self.directory.is_unread(NAME);
-        let read = || self.directory.read(NAME, StateFileKind::Registered, BYTES_MAX);
-        is_unread.then(read).flatten()
+        if !self.directory.is_unread(NAME) {
+            return None;
+        }
+        // Nothing is kept during this, so no change is missed.
+        let _written = self.written.lock();
+        let mut engines: Vec<GivenEngine> =
+            self.directory
+                .read_again(NAME, StateFileKind::Registered, BYTES_MAX)?;
+        let meanwhile = std::mem::take(&mut *self.meanwhile.lock());
+        engines.retain(|engine| !meanwhile.has_gone(engine));
+        Some(engines)
     }
 
     /// Writes the list of registered engines that `current` returns, if it has changed. A client is told that its
@@ -54,6 +91,9 @@ impl Registered {
         // The lock is taken first, so that the last writer has the newest list.
         let mut written = self.written.lock();
         let engines = current();
+        if self.directory.is_unread(NAME) {
+            self.meanwhile.lock().changed(&engines);
+        }
         let is_kept = *written == engines && !self.directory.is_unread(NAME)
             || self
                 .directory

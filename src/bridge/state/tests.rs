@@ -199,7 +199,11 @@ async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
     storage.set_unreadable(true);
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
     keeper.write_over();
-    assert!(write(&directory, &kept("cache")));
+    assert!(directory.late_engine(&holder(), "cache", BYTES_MAX).is_none());
+    assert!(
+        write(&directory, &kept("cache")),
+        "a reading that began before ended after it"
+    );
 }
 
 #[test]
@@ -222,6 +226,51 @@ fn registered_engines_that_could_not_be_read_are_read_later() {
     registered.keep(|| engines.clone(), &metrics);
     assert!(!registered.is_behind() && registered.read_late().is_none());
     assert_eq!(Registered::open(directory).0, engines);
+}
+
+#[test]
+fn an_engine_that_was_unregistered_before_its_file_could_be_read_does_not_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Arc::new(WatchedDisk::default());
+    let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&storage) as _).unwrap();
+    let metrics = BridgeMetrics::new();
+    let [gone, back, left] = ["gpu-0=tcp://a:1", "gpu-1=tcp://a:1", "gpu-2=tcp://a:1"].map(given);
+    let engines = vec![gone, back.clone(), left.clone()];
+    Registered::open(directory.clone())
+        .1
+        .keep(|| engines.clone(), &metrics);
+    storage.set_unreadable(true);
+    let (_, registered) = Registered::open(directory);
+    let anew = vec![given("gpu-0=tcp://b:1"), back.clone()];
+    registered.keep(|| anew, &metrics);
+    registered.keep(Vec::new, &metrics);
+    registered.keep(|| vec![back.clone()], &metrics);
+    storage.set_unreadable(false);
+    assert_eq!(registered.read_late(), Some(vec![back, left]));
+}
+
+#[tokio::test]
+async fn a_table_of_ports_that_could_not_be_read_gives_no_ports_before_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Arc::new(WatchedDisk::default());
+    let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&storage) as _).unwrap();
+    let kept = KeptPlaces::of(Some(&directory));
+    let metrics = Arc::new(BridgeMetrics::new());
+    let give = async |engine: &str, known: PortPlaces| {
+        let mut given = None;
+        let change = |places: &mut PortPlaces| given = places.give(engine, 2, |_| true);
+        let changed = kept.change((0, known), change, &metrics).await;
+        changed.map(|(_, places)| (given, places))
+    };
+    give("gpu-0", PortPlaces::default()).await.unwrap();
+    storage.set_unreadable(true);
+    let unread = kept.read();
+    let refused = give("gpu-1", unread.clone()).await.unwrap_err();
+    assert!(matches!(refused, PlacesError::Unread), "{refused}");
+    storage.set_unreadable(false);
+    let (given, places) = give("gpu-1", unread).await.unwrap();
+    assert_eq!(given, Some(1), "the first place is the other engine's");
+    assert_eq!(kept.read(), places);
 }
 
 #[tokio::test]

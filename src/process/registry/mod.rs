@@ -256,6 +256,15 @@ impl GivenEngine {
             Self::Server(server) => &server.instance,
         }
     }
+
+    /// Whether `other` is the same engine, perhaps with other settings.
+    pub fn is_same_engine(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Publisher(engine), Self::Publisher(other)) => engine.key == other.key,
+            (Self::Server(server), Self::Server(other)) => server.key() == other.key(),
+            _ => false,
+        }
+    }
 }
 
 /// State of a bridge's connection to an engine, and of its knowledge of the engine's blocks.
