@@ -11,7 +11,7 @@ use kvatlas_core::index::{Namespace, RegisterError};
 use kvatlas_core::stream::RefusedName;
 use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Tier};
 use kvatlas_telemetry::EventMetrics;
-use kvatlas_telemetry::labels::DropReason;
+use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::clock::{LaneClock, now_us};
 use super::flow::Flows;
@@ -248,7 +248,7 @@ impl Lane {
             // The message may have been of another rank.
             let (worker, reason) = (RefusedName::from(&key.0.worker), DropReason::Undecodable);
             self.unheld
-                .note_unread(namespace, &worker, true, reason, clocks.unix_us);
+                .note_unread(namespace, &worker, true, reason.as_str(), clocks.unix_us);
         }
         Ok(Box::new(holder))
     }
@@ -337,8 +337,13 @@ impl Lane {
     fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
         let has_holders = self.holders.range(ranks_of(worker)).next().is_some();
         let unix_us = self.clocks().unix_us;
-        self.unheld
-            .note_unread(namespace, &(&worker.worker).into(), has_holders, reason, unix_us);
+        self.unheld.note_unread(
+            namespace,
+            &(&worker.worker).into(),
+            has_holders,
+            reason.as_str(),
+            unix_us,
+        );
     }
 
     /// Puts holders in doubt: those whose batches were dropped because the queue was full.

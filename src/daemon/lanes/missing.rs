@@ -6,7 +6,7 @@ use kvatlas_client::unix_time_us;
 use kvatlas_core::index::Namespace;
 use kvatlas_core::stream::RefusedName;
 use kvatlas_core::wire::{EventBatch, NamespaceName, SubjectError};
-use kvatlas_telemetry::labels::DropReason;
+use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::pool::LanePool;
 use super::unheld::{NoHolder, Stray, Strays};
@@ -45,6 +45,20 @@ impl LanePool {
             .note(name, worker, why.reason(), &why, unix_time_us());
     }
 
+    /// Notes in a namespace that was just made the publishers whose messages for it were dropped before. Their blocks are
+    /// not known there.
+    pub(super) fn note_former_strays(&self, namespace: &Namespace) {
+        let now_us = unix_time_us();
+        let Some(stray) = self.unheld.strays.take(&namespace.name, now_us) else {
+            return;
+        };
+        let (publishers, reason) = stray.publishers();
+        for publisher in publishers {
+            self.unheld
+                .note_unread(namespace, publisher, false, reason, now_us);
+        }
+    }
+
     /// Counts a message whose subject is not accepted. If the subject has a namespace, notes that the blocks of the
     /// message's worker are not known there.
     ///
@@ -74,7 +88,7 @@ impl LanePool {
             }
             Err(_) => self
                 .unheld
-                .note_unread(&namespace, &worker, false, reason, unix_time_us()),
+                .note_unread(&namespace, &worker, false, reason.as_str(), unix_time_us()),
         }
     }
 }

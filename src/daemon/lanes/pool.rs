@@ -433,11 +433,21 @@ impl LanePool {
                 return None;
             }
         };
+        let is_new = known.is_none();
         // Dropped first: `known` counts as a use, and a namespace in use is not replaced.
         drop(known);
-        let created = self.namespaces.get_or_create(name, told);
-        let count = |error| self.note_stray(name, &(&worker.worker).into(), error);
-        created.map_err(count).ok()
+        match self.namespaces.get_or_create(name, told) {
+            Ok(created) => {
+                if is_new {
+                    self.note_former_strays(&created);
+                }
+                Some(created)
+            }
+            Err(error) => {
+                self.note_stray(name, &(&worker.worker).into(), error);
+                None
+            }
+        }
     }
 
     /// Drops the metrics of a namespace that has been forgotten.

@@ -64,7 +64,10 @@ impl LanePool {
             .namespaces
             .get_or_create(&holder.namespace, holder.told_block_size())
         {
-            Ok(namespace) => namespace,
+            Ok(namespace) => {
+                self.note_former_strays(&namespace);
+                namespace
+            }
             Err(error) => {
                 self.note_stray(&holder.namespace, &(&holder.worker).into(), error);
                 return Ok(());

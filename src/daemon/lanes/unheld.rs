@@ -143,17 +143,17 @@ impl Unheld {
     }
 
     /// Notes that a message of a worker was dropped because it cannot be read. Answers then say that the worker may
-    /// have unknown blocks. `has_holders` says whether the worker has holders.
+    /// have unknown blocks. `has_holders` says whether the worker has holders. `reason` is the reason as metrics name it.
     pub(super) fn note_unread(
         &self,
         namespace: &Namespace,
         worker: &RefusedName,
         has_holders: bool,
-        reason: DropReason,
+        reason: &'static str,
         unix_us: u64,
     ) {
         let refused = namespace.indexer.refused();
-        refused.note_unread(worker, has_holders, reason.as_str(), self.refused_at(unix_us));
+        refused.note_unread(worker, has_holders, reason, self.refused_at(unix_us));
     }
 
     fn refused_at(&self, unix_us: u64) -> RefusedAt {

@@ -213,6 +213,27 @@ async fn a_publisher_whose_name_is_not_accepted_makes_no_namespace() {
 }
 
 #[tokio::test]
+async fn publishers_whose_messages_came_before_their_namespace_are_doubtful_in_it() {
+    let pool = LanePool::start(&settings(), Arc::new(namespaces())).unwrap();
+    for worker in ["a:b", "a.b"] {
+        receive(&pool, worker, 1, Vec::new()).await;
+    }
+    receive(&pool, "b", 1, Vec::new()).await;
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    assert_eq!(namespace.indexer.refused().count(None), 2);
+    assert!(!pool.lacks_any(|_| true));
+    receive(&pool, "a:b", 2, vec![Event::Goodbye]).await;
+    let named = namespace.indexer.refused().named(9);
+    assert_eq!(
+        named
+            .iter()
+            .map(|known| known.worker.as_str())
+            .collect::<Vec<_>>(),
+        ["a.b", "a:b"]
+    );
+}
+
+#[tokio::test]
 async fn a_publisher_whose_name_is_not_accepted_counts_in_one_shard() {
     let of_shard = async |index| {
         let shard = Shard::new(index, 3);
