@@ -49,11 +49,6 @@ impl RefusedSubjects {
         true
     }
 
-    /// Forgets all refusals, because the connection is new.
-    pub(super) fn clear(&self) {
-        self.last.lock().clear();
-    }
-
     /// Returns the server's error texts for the refusals that still count at the time `now`.
     pub(super) fn words(&self, now: Instant) -> Vec<String> {
         self.find(now, |_| true)
@@ -63,6 +58,12 @@ impl RefusedSubjects {
     /// subject was refused.
     pub(super) fn about(&self, now: Instant, is_meant: impl Fn(&str) -> bool) -> Option<String> {
         self.find(now, is_meant).into_iter().next()
+    }
+
+    /// Whether the server has refused events lately, as far as is known at the time `now`.
+    pub(super) fn has_events(&self, subjects: &Subjects, now: Instant) -> bool {
+        self.about(now, |subject| subjects.is_of_events(subject))
+            .is_some()
     }
 
     fn find(&self, now: Instant, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
@@ -98,8 +99,11 @@ mod tests {
         assert!(refused.note(&subjects, &events, start + REFUSED_FOR));
         assert_eq!(refused.words(start + REFUSED_FOR).len(), 1, "repeated");
         assert!(refused.words(start + 2 * REFUSED_FOR).is_empty());
-        refused.clear();
-        assert!(refused.words(start + REFUSED_FOR).is_empty());
+        let later = start + 2 * REFUSED_FOR;
+        let questions = refusal(r#"Permissions Violation for Subscription to "kvatlas.v1.resync.m.gpu-9.0""#);
+        assert!(refused.note(&subjects, &questions, later));
+        assert!(!refused.has_events(&subjects, later));
+        assert!(refused.note(&subjects, &events, later) && refused.has_events(&subjects, later));
         assert!(refused.note(&subjects, &refusal("maximum subscriptions exceeded"), start));
     }
 

@@ -310,7 +310,6 @@ fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &Connect
     match notice {
         ConnectionNotice::Connected => {
             tracing::info!("connected to NATS");
-            bridge.forget_refusals();
             readiness.set_trouble(Latch::EventsSubscribed, None);
             Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
         }

@@ -110,7 +110,6 @@ impl UpArguments {
 async fn connect_bridge(daemon: &Daemon, bridge: &Bridge, subjects: &Subjects) -> Result<Client, Failure> {
     let (noting, commands) = (bridge.clone(), subjects.admin(AdminCommand::Reset));
     let notice = move |notice: ConnectionNotice| match notice {
-        ConnectionNotice::Connected => noting.forget_refusals(),
         ConnectionNotice::Refused(refusal) => {
             note_refusal(&noting, &commands, &refusal);
         }

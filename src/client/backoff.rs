@@ -26,6 +26,20 @@ impl Backoff {
     }
 }
 
+/// Pauses between attempts to connect to NATS again.
+const RECONNECTS: Backoff = Backoff {
+    // In a cluster another server is available immediately.
+    pause_min: Duration::from_millis(10),
+    pause_max: Duration::from_millis(500),
+};
+
+/// Returns the pause before an attempt to connect to NATS again. `attempts` is the number of attempts that have failed.
+/// The pause stays below one second: a publisher that is silent for longer may be missing in answers that are called
+/// exact, if a daemon begins to follow the events meanwhile.
+pub fn reconnect_pause(attempts: usize) -> Duration {
+    RECONNECTS.pause(u32::try_from(attempts).unwrap_or(u32::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +60,16 @@ mod tests {
         for failures in 0..40 {
             let pause = BACKOFF.pause(failures);
             assert!(pause >= BACKOFF.pause_min / 2 && pause <= BACKOFF.pause_max);
+        }
+    }
+
+    #[test]
+    fn publishers_connect_again_within_less_than_a_second() {
+        for attempts in [0, 1, 12, 13, 1000, usize::MAX] {
+            assert!(
+                reconnect_pause(attempts) <= Duration::from_millis(500),
+                "{attempts}"
+            );
         }
     }
 }

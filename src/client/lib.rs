@@ -11,7 +11,7 @@ mod resend;
 
 /// The NATS library, in the version whose connections the clients of this crate take.
 pub use async_nats;
-pub use backoff::Backoff;
+pub use backoff::{Backoff, reconnect_pause};
 pub use clock::{rfc3339, unix_time_us, unix_us_of};
 pub use error::ClientError;
 pub use gather::{Gatherer, Merged};

@@ -38,11 +38,6 @@ impl Bridge {
     pub fn refused_optional(&self) -> &RefusedSubscriptions {
         &self.inner.refused_optional
     }
-
-    /// Forgets all refusals, because the connection to NATS is new.
-    pub fn forget_refusals(&self) {
-        self.inner.refused.clear();
-    }
 }
 
 impl Inner {

@@ -145,4 +145,10 @@ impl EngineRegistry for Bridge {
     fn refusals(&self) -> Vec<String> {
         self.inner.refused.words(Instant::now())
     }
+
+    fn is_unheard(&self) -> bool {
+        self.inner
+            .refused
+            .has_events(&self.inner.subjects, Instant::now())
+    }
 }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::error::PublisherError;
+use crate::reconnect_pause;
 use crate::refusal::{Refusal, Refused};
 
 /// Longest wait in `Watches::look` for the messages that it sends to itself through the server.
@@ -33,8 +34,10 @@ pub struct PublishConnection {
 }
 
 impl PublishConnection {
-    /// Connects. Replaces the event callback that `options` may have. A caller with an event callback of its own uses
-    /// [`Self::new`] instead, and passes all events to [`Refusals::hear`].
+    /// Connects. Replaces the event callback that `options` may have, and the pauses between attempts to connect again:
+    /// [`reconnect_pause`] returns them. A caller with an event callback of its own uses [`Self::new`] instead, passes all
+    /// events to [`Refusals::hear`], and sets [`reconnect_pause`] as
+    /// [`reconnect_delay_callback`](ConnectOptions::reconnect_delay_callback).
     ///
     /// # Errors
     ///
@@ -42,10 +45,12 @@ impl PublishConnection {
     pub async fn connect(options: ConnectOptions, servers: impl ToServerAddrs) -> Result<Self, ConnectError> {
         let refusals = Refusals::default();
         let hearing = refusals.clone();
-        let options = options.event_callback(move |event| {
-            hearing.hear(&event);
-            std::future::ready(())
-        });
+        let options = options
+            .event_callback(move |event| {
+                hearing.hear(&event);
+                std::future::ready(())
+            })
+            .reconnect_delay_callback(reconnect_pause);
         let nats = options.connect(servers).await?;
         Ok(Self::new(nats, refusals))
     }

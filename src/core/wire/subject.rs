@@ -234,6 +234,11 @@ impl Subjects {
         kind.is_some_and(|(kind, _)| matches!(kind, "events" | "resync" | "bridges"))
     }
 
+    /// Whether `subject` is a subject of events.
+    pub fn is_of_events(&self, subject: &str) -> bool {
+        subject.starts_with(&self.events)
+    }
+
     /// Whether `subject` is a subject of the contract under this prefix, or a pattern of such subjects.
     pub fn has(&self, subject: &str) -> bool {
         subject.starts_with(&self.root)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::Namespace;
 use kvatlas_core::stream::RefusedName;
-use kvatlas_core::wire::{EventBatch, NamespaceName, SubjectError};
+use kvatlas_core::wire::{EventBatch, NamespaceName, SubjectError, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::pool::LanePool;
@@ -45,17 +45,25 @@ impl LanePool {
             .note(name, worker, why.reason(), &why, unix_time_us());
     }
 
-    /// Notes in a namespace that was just made the publishers whose messages for it were dropped before. Their blocks are
-    /// not known there.
-    pub(super) fn note_former_strays(&self, namespace: &Namespace) {
+    /// Puts a namespace in doubt that was just made, if messages for it were dropped before. Their publishers are known
+    /// once each has sent its next message, so the doubt is as short as one about a message that cannot be read. Whose
+    /// batch made the namespace is `worker`.
+    pub(super) fn note_former_strays(&self, namespace: &Namespace, worker: &WorkerName) {
         let now_us = unix_time_us();
-        let Some(stray) = self.unheld.strays.take(&namespace.name, now_us) else {
-            return;
-        };
-        let (publishers, reason) = stray.publishers();
-        for publisher in publishers {
-            self.unheld
-                .note_unread(namespace, publisher, false, reason, now_us);
+        let strays = &self.unheld.strays;
+        match strays.take(&namespace.name, now_us) {
+            Some(stray) => {
+                let (publisher, reason) = stray.last();
+                self.unheld
+                    .note_unread(namespace, publisher, true, reason, now_us);
+            }
+            // Messages of this namespace may be among those whose namespaces are not remembered.
+            None if strays.lacks_some(now_us) => {
+                let reason = DropReason::TooManyNamespaces.as_str();
+                self.unheld
+                    .note_unread(namespace, &worker.into(), true, reason, now_us);
+            }
+            None => {}
         }
     }
 

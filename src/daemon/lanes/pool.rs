@@ -439,7 +439,7 @@ impl LanePool {
         match self.namespaces.get_or_create(name, told) {
             Ok(created) => {
                 if is_new {
-                    self.note_former_strays(&created);
+                    self.note_former_strays(&created, &worker.worker);
                 }
                 Some(created)
             }

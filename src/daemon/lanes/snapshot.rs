@@ -11,7 +11,7 @@ use kvatlas_core::index::{Namespace, WalkedHolder};
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{EventBatch, WireLimits};
+use kvatlas_core::wire::{EventBatch, NamespaceName, WireLimits, WorkerName};
 use kvatlas_telemetry::EventMetrics;
 use kvatlas_telemetry::labels::{DropReason, LaneWork};
 
@@ -50,24 +50,22 @@ impl LanePool {
     /// `origin`.
     ///
     /// Skips frames of workers that belong to other shards. A snapshot has such workers if it is older than the
-    /// division into shards.
+    /// division into shards. Also skips frames of workers with names that are longer than is allowed by now: none of
+    /// their messages is taken, so their blocks would never change again.
     pub async fn restore(
         &self,
         holder: &HolderFrame,
         frame: Frame,
         origin: RestoreOrigin,
     ) -> Result<(), PoolError> {
-        if !self.takes(&holder.worker) {
+        if !self.takes(&holder.worker) || self.is_misnamed(holder, &frame) {
             return Ok(());
         }
         let namespace: Arc<Namespace> = match self
             .namespaces
             .get_or_create(&holder.namespace, holder.told_block_size())
         {
-            Ok(namespace) => {
-                self.note_former_strays(&namespace);
-                namespace
-            }
+            Ok(namespace) => namespace,
             Err(error) => {
                 self.note_stray(&holder.namespace, &(&holder.worker).into(), error);
                 return Ok(());
@@ -119,6 +117,19 @@ impl LanePool {
         };
         let abandon = |lane: &mut Lane, of: &RestoredHolder| lane.forget(&of.key);
         self.send_restore(namespace, holder, 0, abandon).await
+    }
+
+    /// Whether the name of a holder's worker or namespace is longer than is allowed. Counts the holder if so.
+    fn is_misnamed(&self, holder: &HolderFrame, frame: &Frame) -> bool {
+        let bytes_max = self.limits().now().wire.name_bytes_max;
+        let (namespace, worker) = (holder.namespace.as_str(), holder.worker.as_str());
+        let named = NamespaceName::bounded(namespace, bytes_max)
+            .and_then(|_| WorkerName::bounded(worker, bytes_max).map(|_| ()));
+        if let (Err(error), Frame::Holder(_)) = (&named, frame) {
+            self.unattributed
+                .batch_dropped(DropReason::BadSubject, worker, error);
+        }
+        named.is_err()
     }
 
     /// Restores a holder without its blocks, because they were stored under another hashing or block size than the

@@ -211,6 +211,31 @@ async fn only_the_workers_of_the_shard_are_taken() {
 }
 
 #[tokio::test]
+async fn workers_and_namespaces_with_names_that_are_too_long_by_now_are_not_restored() {
+    for (namespace, worker, expected) in [
+        ("llama", "gpu-0", 1),
+        ("llama", "gpu-01", 0),
+        ("llama3", "gpu-0", 0),
+    ] {
+        let limits = WireLimits {
+            name_bytes_max: 5,
+            ..WireLimits::default()
+        };
+        let pool = LanePool::start(&LaneSettings { limits, ..settings() }, Arc::new(namespaces())).unwrap();
+        let holder = HolderFrame {
+            namespace: NamespaceName::new(namespace).unwrap(),
+            worker: WorkerName::new(worker).unwrap(),
+            ..frame(7)
+        };
+        for part in [Frame::Holder(holder.clone()), stored(10, 7)] {
+            pool.restore(&holder, part, unconfirmed()).await.unwrap();
+        }
+        pool.drain().await.unwrap();
+        assert_eq!(pool.assigned_workers(), expected, "{namespace} {worker}");
+    }
+}
+
+#[tokio::test]
 async fn blocks_of_other_settings_are_not_restored_and_their_publisher_is_asked() {
     let other_hashing = HolderFrame {
         hashing: Hashing::Recompute,

@@ -106,11 +106,12 @@ impl Daemon {
                 .follow_refusals(Latch::EnginesFollowed, move || engines.refusals()),
             None => shared.readiness.set(Latch::EnginesFollowed),
         }
-        let http = start_http(&shared, source, engines).await?;
+        let http = start_http(&shared, source, engines.clone()).await?;
         upkeep.tasks.spawn(keep_up(
             Arc::clone(&view),
             Arc::clone(&shared.pool),
             Arc::clone(&shared.trust),
+            engines,
             shared.empty_namespace.clone(),
             upkeep.stop.clone(),
         ));

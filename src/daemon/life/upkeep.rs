@@ -12,6 +12,7 @@ use kvatlas_config::Live;
 use kvatlas_core::index::give_back_memory;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_process::admin::Latch;
+use kvatlas_process::registry::EngineRegistry;
 
 use super::memory::give_to_system;
 use super::view::DaemonView;
@@ -32,6 +33,7 @@ pub(super) async fn keep_up(
     view: Arc<DaemonView>,
     pool: Arc<LanePool>,
     trust: Arc<StreamTrust>,
+    engines: Option<Arc<dyn EngineRegistry>>,
     empty_namespace: Live<Duration>,
     stop: CancellationToken,
 ) {
@@ -45,13 +47,15 @@ pub(super) async fn keep_up(
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            _ = ticks.tick() => pool.tick(trust.followed().is_some()),
+            _ = ticks.tick() => {
+                trust.set_unheard(engines.as_ref().is_some_and(|engines| engines.is_unheard()));
+                pool.tick(trust.followed().is_some());
+            }
             _ = interval.tick() => {
                 let mut look = watch.look();
                 // Until the snapshot is loaded, holders are missing from the index, and would wrongly count as removed.
                 let report = view.readiness.report();
                 let is_loaded = report.is_set(Latch::SnapshotLoaded);
-                trust.set_unheard(report.has_refusals());
                 let mut noted = is_loaded.then(|| view.history.look(unix_time_us() / 1_000_000));
                 view.publish(|namespace, holder, reasons| {
                     look.saw(namespace, &holder.id, reasons);

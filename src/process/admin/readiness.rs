@@ -175,11 +175,6 @@ pub struct ReadinessReport {
 }
 
 impl ReadinessReport {
-    /// Whether a NATS server refuses something that a latch waits for.
-    pub fn has_refusals(&self) -> bool {
-        !self.refusals.is_empty()
-    }
-
     /// Whether the daemon can serve: every latch (precondition of serving) is set, and the daemon is not draining.
     pub const fn is_ready(&self) -> bool {
         self.bits == ALL_LATCHES
@@ -382,7 +377,7 @@ mod tests {
         let told = Arc::clone(&refused);
         readiness.follow_refusals(Latch::EnginesFollowed, move || told.lock().clone());
         let report = readiness.report();
-        assert!(!report.is_ready() && report.has_refusals());
+        assert!(!report.is_ready());
         assert_eq!(report.awaited(), Some(Latch::EnginesFollowed));
         let reasons = report.reasons();
         assert_eq!(
@@ -392,7 +387,7 @@ mod tests {
         );
         refused.lock().clear();
         let report = readiness.report();
-        assert!(report.is_ready() && !report.has_refusals());
+        assert!(report.is_ready());
     }
 
     proptest! {

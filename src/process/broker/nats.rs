@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
 use crate::admin::Readiness;
-use kvatlas_client::{Backoff, Refusal};
+use kvatlas_client::{Refusal, reconnect_pause};
 use kvatlas_config::{Authentication, NatsConfig};
 use kvatlas_telemetry::labels::{Connection, ConnectionEvent};
 use kvatlas_telemetry::{ConnectionMetrics, log_gated};
@@ -19,11 +19,6 @@ use kvatlas_telemetry::{ConnectionMetrics, log_gated};
 use super::credentials;
 use super::intake::Intake;
 
-/// Pauses between attempts to connect. The first pauses are short, because in a cluster another server is available immediately.
-const RECONNECTS: Backoff = Backoff {
-    pause_min: Duration::from_millis(10),
-    pause_max: Duration::from_millis(500),
-};
 /// Interval between two pings that check whether the server is still there. After three intervals without any message
 /// from the server, the client connects anew. Without that, a connection recovers from a long break of the network only at
 /// TCP's next retransmission, which is as late as the break was long.
@@ -251,7 +246,7 @@ pub(super) async fn connect_with(
         .ping_interval(PING_INTERVAL)
         .require_tls(config.tls_required)
         .max_reconnects(None)
-        .reconnect_delay_callback(|attempts| RECONNECTS.pause(u32::try_from(attempts).unwrap_or(u32::MAX)))
+        .reconnect_delay_callback(reconnect_pause)
         .reconnect_to_server_callback(move |pool, _| {
             hearing.note(&pool);
             // The client library chooses the server.

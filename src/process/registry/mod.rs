@@ -484,4 +484,7 @@ pub trait EngineRegistry: Send + Sync {
     /// Returns the NATS server's texts of the refusals that keep daemons from hearing of engines; empty while the server
     /// refuses nothing.
     fn refusals(&self) -> Vec<String>;
+
+    /// Whether the NATS server refuses events of engines, so that daemons lack them.
+    fn is_unheard(&self) -> bool;
 }

@@ -1,7 +1,7 @@
 //! Namespaces that do not exist although messages with events name them. None of these events could be applied, so no
 //! holder, answer or namespace shows them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -16,8 +16,6 @@ const NAMES_MAX: usize = 64;
 const KEPT_US: u64 = 300_000_000;
 /// Maximum number of characters of an error that are kept.
 const DETAIL_CHARACTERS_MAX: usize = 200;
-/// Maximum number of publishers that are kept of one missing namespace.
-const PUBLISHERS_MAX: usize = 16;
 
 /// Name of a namespace that does not exist, with facts about the messages that were dropped for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -30,9 +28,6 @@ pub(crate) struct Stray {
     /// Error text of the last dropped message.
     detail: String,
     messages: u64,
-    /// Publishers of dropped messages, at most [`PUBLISHERS_MAX`] of them.
-    #[serde(skip)]
-    publishers: BTreeSet<RefusedName>,
     /// Time of the first dropped message, in microseconds since the Unix epoch. `last_us` is the time of the last
     /// one.
     since_us: u64,
@@ -45,10 +40,9 @@ impl Stray {
         &self.namespace
     }
 
-    /// Returns the publishers of the dropped messages, and the reason for which the last message was dropped, as
-    /// metrics name it.
-    pub(in super::super) fn publishers(&self) -> (&BTreeSet<RefusedName>, &'static str) {
-        (&self.publishers, self.reason)
+    /// Returns the publisher of the last dropped message, and the reason for which it was dropped, as metrics name it.
+    pub(in super::super) fn last(&self) -> (&RefusedName, &'static str) {
+        (&self.worker, self.reason)
     }
 }
 
@@ -98,14 +92,10 @@ impl Strays {
             reason: reason.as_str(),
             detail: String::new(),
             messages: 0,
-            publishers: BTreeSet::new(),
             since_us: now_us,
             last_us: now_us,
         });
         stray.worker = worker.clone();
-        if stray.publishers.len() < PUBLISHERS_MAX {
-            stray.publishers.insert(worker.clone());
-        }
         (stray.reason, stray.last_us) = (reason.as_str(), now_us);
         stray.detail = error.to_string().chars().take(DETAIL_CHARACTERS_MAX).collect();
         stray.messages += 1;
