@@ -176,6 +176,7 @@ async fn create_stream(nats: &async_nats::Client) -> StreamCursor {
         digest: None,
         intake: None,
         has_all: true,
+        server: None,
     }
 }
 

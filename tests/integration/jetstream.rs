@@ -201,7 +201,7 @@ async fn a_broker_that_comes_back_with_its_store_has_lost_nothing() {
         let mut broker = Restartable::start(&server).await;
         let client = Client::connect(broker.url()).await;
         let daemon = Process::serve(broker.url(), &[JETSTREAM]);
-        let [_, mut busy] = of_three_blocks(&client, ["silent", "busy"]).await;
+        let [mut silent, mut busy] = of_three_blocks(&client, ["silent", "busy"]).await;
         for blocks in [4, 5] {
             broker.kill();
             broker.restart().await;
@@ -214,8 +214,19 @@ async fn a_broker_that_comes_back_with_its_store_has_lost_nothing() {
             .unwrap();
             kept(&client.nats, before, 1).await;
             assert!(client.applied("busy", 0, busy.cursor()).await.blocks == blocks);
+            eventually(
+                "a batch that came after the end of the stream was read",
+                async || {
+                    let told = client.tell(&mut busy, "busy", 0, Vec::new()).await;
+                    told.exact.then_some(())
+                },
+            )
+            .await;
+            // Nobody knows what this publisher had to keep while there was no server.
+            let status = client.holder("silent", 0).await.unwrap();
+            assert_eq!(reasons(&status), ["unverified"]);
+            client.tell(&mut silent, "silent", 0, Vec::new()).await;
             client.exact("silent", 0).await;
-            client.exact("busy", 0).await;
         }
         assert!(
             metric(

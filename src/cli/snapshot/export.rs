@@ -207,6 +207,7 @@ mod tests {
             digest: None,
             intake: None,
             has_all: true,
+            server: None,
         };
         writer.write_stream(&cursor).unwrap();
         for (worker, hash) in [("gpu-0", 10), ("gpu-1", 11)] {

@@ -274,6 +274,7 @@ mod tests {
                     digest: None,
                     intake: None,
                     has_all: true,
+                    server: None,
                 }],
                 totals: SnapshotTotals {
                     holders: 1,

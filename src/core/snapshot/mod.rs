@@ -116,6 +116,10 @@ pub struct StreamCursor {
     /// messages, and in older files.
     #[serde(default)]
     pub has_all: bool,
+    /// Digest of the identity of the NATS server through which the stream was last read up to its end. A server has a
+    /// new identity after each restart. Absent if the stream has not been read up to its end, and in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<u64>,
 }
 
 /// Returns the digest by which a message of a stream is recognised: XXH3-64 of its subject, a zero byte and its

@@ -50,6 +50,7 @@ fn cursor(stream: &str) -> StreamCursor {
         digest: None,
         intake: Some(3),
         has_all: true,
+        server: None,
     }
 }
 

@@ -75,6 +75,15 @@ impl StreamPosition {
         }
     }
 
+    /// Notes that the stream has been read up to its end through the server with the identity `server`. Returns whether
+    /// that is another server than the last time, or was not known.
+    pub(crate) fn note_server(&self, server: &str) -> bool {
+        let digest = Some(xxh3_64(server.as_bytes()));
+        let mut cursor = self.cursor.lock();
+        let known = cursor.as_mut().map(|cursor| &mut cursor.server);
+        known.is_some_and(|known| std::mem::replace(known, digest) != digest)
+    }
+
     /// Moves the position to message `sequence` of the stream. `digest` is the digest of that message, or `None` if the
     /// message was not read.
     pub(crate) fn advance(&self, sequence: u64, digest: Option<u64>) {

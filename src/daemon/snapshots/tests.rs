@@ -146,6 +146,7 @@ fn cursor(sequence: u64) -> StreamCursor {
         digest: None,
         intake: Some(0),
         has_all: true,
+        server: None,
     }
 }
 

@@ -48,6 +48,7 @@ mod tests {
             digest: None,
             intake: None,
             has_all: true,
+            server: None,
         }
     }
 

@@ -9,6 +9,10 @@
 //! - The connection can break, the server can fall silent, a message can be skipped. After each of these breaks, a
 //!   new consumer begins after the last message that the lanes have. Until this consumer has read the stream up to
 //!   its end, all holders are unverified: a [stall](StreamTrust::stall).
+//! - After a restart of the server, publishers may still be without a connection, and their messages wait in their
+//!   clients. A crash of the server may also have lost messages that it had taken. So a consumer at another server than
+//!   the one before begins a new generation of the stream, once it has read the stream up to its end: each holder is
+//!   unverified until its next batch.
 //! - The server can refuse requests, or withdraw the right to them. This is a break, too. Before holders are trusted
 //!   again, a first request must show that the new consumer can be read.
 //! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of messages
@@ -115,6 +119,8 @@ struct Attached {
     /// holder counts as exact.
     target: u64,
     stall: Option<StreamStall>,
+    /// Identity of the server that made the consumer.
+    server: String,
     /// Number that the consumer gives to the next message that it delivers.
     delivery: u64,
     unread: Unread,
@@ -212,6 +218,7 @@ impl JetStreamSource {
 
     async fn try_attach(&self, stall: StreamStall) -> Result<Attached, StreamError> {
         let (freshness, subject) = (self.pool.freshness(), self.subject.clone());
+        let server = self.client.server_info().server_id;
         let clock = &freshness.stream_clock;
         let stream = EventStream::open(&self.jetstream, &self.config, subject, clock).await?;
         let cursor = self.resume(&stream);
@@ -254,6 +261,7 @@ impl JetStreamSource {
             check,
             target: if waiting == 0 || is_lost { 0 } else { last },
             stall: Some(stall),
+            server,
             delivery: 1,
             unread: Unread::since(asked_us),
             looked_at: None,
@@ -296,7 +304,7 @@ impl JetStreamSource {
                 // The message to compare with is gone: the store may have been rolled back meanwhile.
                 self.doubt();
                 StreamCursor {
-                    has_all: beginning.has_all,
+                    has_all: false,
                     ..last
                 }
             }
@@ -568,6 +576,9 @@ impl JetStreamSource {
             log_lane_stopped();
             attached.stall = Some(stall);
             return;
+        }
+        if self.position.note_server(&attached.server) {
+            self.doubt();
         }
         let generation = self.trust.generation();
         self.trust.follow(generation);

@@ -13,7 +13,6 @@ use kvatlas_client::unix_time_us;
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::StreamCursor;
 
-use super::roll_call;
 use super::stream_info::{look_up, unix_us};
 use crate::lanes::ServerClock;
 
@@ -129,8 +128,6 @@ pub(super) struct EventStream {
     jetstream: Context,
     info: Info,
     subject: String,
-    /// Whether the messages in the stream show who publishes.
-    shows_all: bool,
 }
 
 /// First and last number of the messages in the stream.
@@ -171,7 +168,6 @@ impl EventStream {
         check_config(&info.config, &subject)?;
         Ok(Self {
             jetstream: jetstream.clone(),
-            shows_all: covers_roll_call(&info.state, clock),
             info,
             subject,
         })
@@ -194,7 +190,8 @@ impl EventStream {
             sequence: self.span().first - 1,
             digest: None,
             intake: None,
-            has_all: self.shows_all,
+            has_all: false,
+            server: None,
         }
     }
 
@@ -267,16 +264,6 @@ pub(super) fn check_config(config: &stream::Config, subject: &str) -> Result<(),
     })
 }
 
-/// Whether the messages in the stream show who publishes now, by the server's clock. They do if they cover at least the
-/// length of a roll call, and the last one is recent. In that time, every publisher sends a message. They do not if the stream is
-/// new, was purged, or has just become available again.
-fn covers_roll_call(state: &stream::State, clock: &ServerClock) -> bool {
-    let [first_us, last_us] = [state.first_timestamp, state.last_timestamp].map(unix_us);
-    state.messages > 0
-        && Duration::from_micros(last_us.saturating_sub(first_us)) >= roll_call::LENGTH
-        && age_of(state.last_timestamp, clock) < roll_call::LENGTH
-}
-
 /// Returns the age of a message that the server stored at `published`, by the server's clock. By this machine's clock
 /// if the server tells no time.
 ///
@@ -344,20 +331,6 @@ mod tests {
         let clock = ServerClock::default();
         clock.note(EPOCH_S * 1_000_000 + now_ms * 1000, now_us());
         clock
-    }
-
-    #[test]
-    fn only_a_stream_that_covers_the_last_second_and_a_half_shows_who_publishes() {
-        let covers = |state: &stream::State, now_ms: u64| covers_roll_call(state, &clock_at(now_ms));
-        assert!(covers(&state(9, "10.000", "11.500"), 11_600));
-        // The server's clock was set back, so the time of the last message says nothing.
-        assert!(!covers(&state(9, "10.000", "11.500"), 9_000));
-        // The stream has just begun, or has just been purged.
-        assert!(!covers(&state(9, "10.100", "11.500"), 11_600));
-        assert!(!covers(&state(1, "10.000", "10.000"), 10_100));
-        assert!(!covers(&state(0, "01.000", "11.500"), 11_600));
-        // Nobody has published for too long: the server may have been away.
-        assert!(!covers(&state(9, "10.000", "11.500"), 13_000));
     }
 
     #[test]

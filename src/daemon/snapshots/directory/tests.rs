@@ -20,6 +20,7 @@ fn try_write(directory: &SnapshotDirectory, created_us: u64) -> Result<Written, 
             digest: None,
             intake: None,
             has_all: true,
+            server: None,
         };
         writer
             .write_stream(&cursor)
