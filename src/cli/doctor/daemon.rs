@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder};
 use kvatlas_client::{ClientError, QueryClient, Refusal, Refused};
 use kvatlas_config::Config;
-use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::hash::{BlockSize, SequenceHash};
 use kvatlas_core::wire::{
-    ErrorCode, Event, Gathered, HolderMatch, NamespaceName, QueryKey, SingleQuery, StoredBlocks, Subjects,
-    Tier, WireError, WorkerName,
+    ErrorCode, Gathered, HolderMatch, QueryKey, SingleQuery, Subjects, Tier, WireError,
 };
 use kvatlas_process::setup::{Setup, SnapshotRoom};
 
@@ -65,14 +64,15 @@ impl ProbeAnswerer {
 }
 
 /// Checks the round trip of a probe event: publishes a block, asks the daemon for it, and then removes the block's
-/// holder.
+/// holder. `block_size` is the block size of the probe's namespace, if a daemon has told it.
 pub(super) async fn check_round_trip(
     arguments: &DoctorArguments,
     subjects: &Subjects,
     connected: &DoctorConnection,
     probe: &Probe,
+    block_size: Option<BlockSize>,
 ) -> Check {
-    let publisher = match probe.publisher(&connected.nats, subjects).await {
+    let publisher = match probe.publisher(&connected.nats, subjects, block_size).await {
         Ok(publisher) => publisher,
         Err(error) => return Check::failed(ROUND_TRIP, error, "see the log of the NATS server"),
     };
@@ -109,8 +109,7 @@ async fn arrive(
     publisher: &HolderPublisher,
     lacking: &mut LackingAnswer,
 ) -> Result<ProbeAnswerer, String> {
-    let hash = SequenceHash(publisher.cursor().epoch);
-    let stored = Event::Stored(StoredBlocks::by_sequence(None, None, vec![hash]));
+    let (stored, hash) = Probe::block(publisher);
     publisher
         .publish(Tier::DEVICE, vec![stored])
         .await

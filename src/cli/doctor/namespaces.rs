@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::PROBE_NAME;
 use kvatlas_daemon::costs::Cost;
 use serde::Deserialize;
@@ -20,6 +21,13 @@ use crate::cli::text::counted;
 pub(in crate::cli) struct Hashed {
     block_size: u32,
     hashing: String,
+}
+
+impl Hashed {
+    /// Returns the number of tokens in a block.
+    pub(super) fn block_size(&self) -> Option<BlockSize> {
+        BlockSize::new(self.block_size).ok()
+    }
 }
 
 impl fmt::Display for Hashed {

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use async_nats::Client;
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherError, PublisherOptions};
-use kvatlas_core::wire::{Event, NamespaceName, PROBE_NAME, Rank, Subjects, Tier, WorkerName};
+use kvatlas_core::hash::{BlockHash, BlockSize, SequenceHash};
+use kvatlas_core::index::NamespaceSettings;
+use kvatlas_core::wire::{
+    BlockContent, Event, NamespaceName, PROBE_NAME, Rank, StoredBlocks, Subjects, Tier, WorkerName,
+};
 use tokio::sync::OnceCell;
 
 /// Holder of the probe, and its publisher once the publisher has been started.
@@ -61,20 +65,39 @@ impl Probe {
         namespace == PROBE_NAME || (namespace, worker) == own
     }
 
-    /// Returns the probe's publisher. Starts it if it has not been started.
+    /// Returns the probe's publisher. Starts it if it has not been started. `block_size` is the block size of the
+    /// namespace, if a daemon has told it.
     pub(super) async fn publisher(
         &self,
         nats: &Client,
         subjects: &Subjects,
+        block_size: Option<BlockSize>,
     ) -> Result<&HolderPublisher, PublisherError> {
         let options = PublisherOptions {
             batch_delay: Duration::ZERO,
-            // The probe's block has no tokens, so it fits every block size.
-            tells_block_size: false,
+            // The probe's block has no tokens, so it fits every block size. But a namespace that has its block size
+            // from its publishers takes no batch without one.
+            tells_block_size: block_size.is_some(),
+            settings: NamespaceSettings {
+                block_size: block_size.unwrap_or_default(),
+                ..NamespaceSettings::default()
+            },
             ..PublisherOptions::default()
         };
         let start = || HolderPublisher::start(nats.clone(), subjects, self.holder.clone(), options);
         self.publisher.get_or_try_init(start).await
+    }
+
+    /// Returns the event that stores the probe's block, and the block's sequence hash. The event has the block's
+    /// content, so it is taken also where daemons recompute hashes.
+    pub(super) fn block(publisher: &HolderPublisher) -> (Event, SequenceHash) {
+        let hash = publisher.cursor().epoch;
+        let event = StoredBlocks {
+            // The first block of a chain has its block hash as its sequence hash.
+            content: Some(BlockContent::BlockHashes(vec![BlockHash(hash)])),
+            ..StoredBlocks::by_sequence(None, None, vec![SequenceHash(hash)])
+        };
+        (Event::Stored(event), SequenceHash(hash))
     }
 
     /// Publishes the probe's goodbye, so that daemons forget its holder at once. Does nothing if the publisher has not

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, try_join_all};
 use kvatlas_client::unix_time_us;
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::NamespaceName;
 use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use kvatlas_process::setup::Setup;
 
@@ -90,6 +92,15 @@ pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
         Some((replica.admin.authority().to_owned(), setup))
     });
     told.collect()
+}
+
+/// Returns the block size of a namespace, as the first daemon that knows the namespace tells it.
+pub(super) fn block_size(seen: &[ReplicaAnswer], namespace: &NamespaceName) -> Option<BlockSize> {
+    let known = seen.iter().filter_map(|(_, index)| index.as_ref().ok());
+    known
+        .flat_map(|index| &index.namespaces)
+        .find(|known| known.namespace == namespace.as_str())
+        .and_then(|known| known.hashed.as_ref()?.block_size())
 }
 
 /// Checks each replica: readiness, clock, holders that are not exact, and the number of holders. The daemons of a group
