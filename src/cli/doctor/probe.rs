@@ -56,13 +56,9 @@ impl Probe {
 
     /// Whether a holder is the probe's, or is one in the namespace that only probes use.
     pub(super) fn is_holder(&self, namespace: &str, worker: &str, rank: Rank) -> bool {
-        namespace == PROBE_NAME || (self.is_publisher(namespace, worker) && rank == self.holder.rank)
-    }
-
-    /// Whether a publisher is the probe's, or is one in the namespace that only probes use.
-    pub(super) fn is_publisher(&self, namespace: &str, worker: &str) -> bool {
-        let own = (self.holder.namespace.as_str(), self.holder.worker.as_str());
-        namespace == PROBE_NAME || (namespace, worker) == own
+        let own = &self.holder;
+        let own = (own.namespace.as_str(), own.worker.as_str(), own.rank);
+        namespace == PROBE_NAME || (namespace, worker, rank) == own
     }
 
     /// Returns the probe's publisher. Starts it if it has not been started. `block_size` is the block size of the
@@ -133,11 +129,10 @@ mod tests {
     #[test]
     fn only_the_probe_and_its_namespace_are_the_doctors() {
         let probe = Probe::named("m", "own", 7);
-        assert!(probe.is_holder("m", "own", 7) && probe.is_publisher("m", "own"));
-        assert!(probe.is_holder(PROBE_NAME, "other", 1) && probe.is_publisher(PROBE_NAME, "other"));
+        assert!(probe.is_holder("m", "own", 7) && probe.is_holder(PROBE_NAME, "other", 1));
         // The probe of an interrupted doctor makes answers about a real namespace inexact.
         assert!(!probe.is_holder("m", "own", 8));
-        assert!(!probe.is_holder("m", "gpu-0", 7) && !probe.is_publisher("m", "gpu-0"));
-        assert!(!probe.is_holder("n", "own", 7) && !probe.is_publisher("n", "own"));
+        assert!(!probe.is_holder("m", "gpu-0", 7));
+        assert!(!probe.is_holder("n", "own", 7));
     }
 }

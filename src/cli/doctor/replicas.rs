@@ -137,7 +137,7 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Pr
     }
     let daemons: Vec<Indexed<'_>> = groups.values().flatten().copied().collect();
     checks.extend(check_holders(&daemons, probe).await);
-    checks.extend(check_indexes(&daemons, probe));
+    checks.extend(check_indexes(&daemons));
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let known: Vec<u64> = replicas.iter().map(|(_, index)| holders_in(index)).collect();
         // The first counts come from the answers that are already there. The daemons are asked again only if these
@@ -195,14 +195,14 @@ fn check_shards(gateway: &AdminClient, index: &Status) -> Vec<Check> {
 
 /// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, missing namespaces,
 /// promised blocks, hashing.
-fn check_indexes(daemons: &[Indexed<'_>], probe: &Probe) -> Vec<Check> {
+fn check_indexes(daemons: &[Indexed<'_>]) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
     }
     let places = daemons.iter().map(|(admin, index)| (admin.authority(), *index));
     let known: Vec<(&str, &Status)> = places.collect();
     let mut checks = vec![namespaces::publishers(&known)];
-    checks.extend(namespaces::refused(&known, probe));
+    checks.extend(namespaces::refused(&known));
     checks.extend(
         known
             .iter()
