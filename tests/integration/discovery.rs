@@ -13,8 +13,10 @@ use serde_json::{Value, json};
 
 use crate::support::doctor::{check, doctor};
 use crate::support::jetstream::{JETSTREAM, STREAM, servers};
-use crate::support::process::Process;
-use crate::support::{Client, broker, config, daemon, eventually, hashes, http_get, server, stored};
+use crate::support::process::{Process, kvatlas};
+use crate::support::{
+    Client, PATIENCE, broker, config, daemon, eventually, hashes, http_get, server, snapshots_in, stored,
+};
 
 /// Sends a question, and returns all answers when exactly `answers` of them have come.
 async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
@@ -138,6 +140,28 @@ async fn a_daemon_that_is_not_to_be_found_is_not() {
     let client = Client::connect(broker.url()).await;
     let answer = client.nats.request("$SRV.PING", "".into()).await;
     assert!(answer.is_err(), "{answer:?}");
+    daemon.stop().await;
+}
+
+/// A test that a command ends when a daemon that nobody finds has replied, and not only at the end of its patience.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_ends_with_the_replies_where_nobody_is_to_be_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let (key, value) = snapshots_in(directory.path());
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("queries.discovery", "false"), (key, &value)]).await;
+    let arguments = [
+        "admin",
+        "snapshot",
+        "--timeout",
+        "600s",
+        "--nats-url",
+        broker.url(),
+    ];
+    let mut command = tokio::process::Command::from(kvatlas(&arguments));
+    let ended = tokio::time::timeout(PATIENCE, command.kill_on_drop(true).output());
+    let output = ended.await.unwrap().unwrap();
+    assert!(output.status.success(), "{output:?}");
     daemon.stop().await;
 }
 
