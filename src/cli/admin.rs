@@ -93,11 +93,20 @@ struct HolderArguments {
     /// The namespace.
     namespace: NamespaceName,
     /// The worker.
+    #[arg(value_parser = parse_worker)]
     worker: WorkerName,
     /// Data-parallel rank; without it, all ranks of the worker.
     rank: Option<Rank>,
     #[command(flatten)]
     common: CommonArguments,
+}
+
+/// Reads the name of a worker. Daemons also list refused publishers by names that no worker can have, so the error says
+/// what to do about these.
+fn parse_worker(text: &str) -> Result<WorkerName, String> {
+    let hint = "a refused publisher that is listed by such a name has no holder to forget: correct its subject, and the name goes \
+                from the list after remove_after_ms";
+    WorkerName::new(text).map_err(|error| format!("{error}; {hint}"))
 }
 
 impl HolderArguments {
@@ -507,6 +516,15 @@ mod tests {
         named.is_listed = true;
         assert!(named.are_all_there());
         assert!(outcomes(named).is_empty());
+    }
+
+    #[test]
+    fn the_name_of_a_refused_publisher_is_not_called_a_worker() {
+        assert_eq!(parse_worker("gpu-0").unwrap().as_str(), "gpu-0");
+        for name in ["gpu.0", "a...", ""] {
+            let error = parse_worker(name).unwrap_err();
+            assert!(error.contains("correct its subject"), "{error}");
+        }
     }
 
     #[test]
