@@ -166,6 +166,29 @@ async fn a_command_ends_with_the_replies_where_nobody_is_to_be_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn daemon_and_bridge_of_up_are_found_and_looked_at_once() {
+    let broker = broker().await;
+    let up = Process::up(
+        broker.url(),
+        &["--model", "llama", "--engine", "gpu-0=tcp://127.0.0.1:1"],
+    );
+    let client = Client::connect(broker.url()).await;
+    let pings = asked(&client, "$SRV.PING.kvatlas", 2).await;
+    let found = pings.iter().map(|ping| {
+        let about = &ping["metadata"];
+        (about["role"].as_str().unwrap(), about["admin"].as_str().unwrap())
+    });
+    let found: BTreeSet<(&str, &str)> = found.collect();
+    let admin = up.admin_address().to_string();
+    let expected = [("bridge", admin.as_str()), ("daemon", admin.as_str())];
+    assert_eq!(found, BTreeSet::from(expected));
+    let (_, checks) = doctor(broker.url(), &[], &[]).await;
+    let name = format!("replica {admin}");
+    let looks = checks.iter().filter(|check| check["name"] == name.as_str());
+    assert_eq!(looks.count(), 1, "{checks:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_finds_the_replicas_itself() {
     let broker = broker().await;
     let one = daemon(broker.url(), &[]).await;

@@ -47,6 +47,11 @@ impl Replica {
         self.is_bridge
     }
 
+    /// Whether the replica has this admin listener.
+    pub(super) fn is_at(&self, admin: &AdminClient) -> bool {
+        self.admin.authority() == admin.authority()
+    }
+
     /// Makes a replica that was found on NATS, from its admin listener, role and shard.
     pub(super) fn found(admin: AdminClient, role: &str, shard: Option<String>) -> Self {
         Self {

@@ -30,12 +30,15 @@ pub(super) async fn find(
         Err(refusal) => return (Vec::new(), vec![check_unfound(&refusal)]),
     };
     found.retain(|process| process.subjects_prefix == prefix);
-    found.sort_by(|one, other| one.instance.cmp(&other.instance));
+    // The bridges come last.
+    found.sort_by_cached_key(|process| (process.is_bridge(), process.instance.clone()));
     let own_host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (mut replicas, mut checks) = (Vec::new(), Vec::new());
+    let (mut replicas, mut checks): (Vec<Replica>, _) = (Vec::new(), Vec::new());
     for process in found {
         match reached_at(&process, &own_host) {
             Ok(address) => match AdminClientArguments::at(Some(address), timeout).client() {
+                // The bridge of `kvatlas up` has the listener of the daemon in its process.
+                Ok(admin) if process.is_bridge() && replicas.iter().any(|known| known.is_at(&admin)) => {}
                 Ok(admin) => replicas.push(Replica::found(admin, &process.role, process.shard)),
                 Err(failure) => checks.push(Check::skipped(&process.instance, failure)),
             },
