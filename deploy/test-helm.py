@@ -354,14 +354,29 @@ def objects(rendered: dict[str, str]) -> list[dict[str, Any]]:
     return [item for name, text in rendered.items() if name.endswith(".yaml") for item in documents(text)]
 
 
+def check_scraped_namespaces(rules: list[dict[str, Any]]) -> None:
+    """Alerts go by the namespace of kvatlas. Prometheus' operator gives each target the label namespace, so Prometheus renames that of a sample."""
+    for scraped, kept in [
+        ({"namespace": "llm-team", "exported_namespace": "llama"}, {"namespace": "llama"}),
+        ({"namespace": "llm-team"}, {"namespace": "llm-team"}),
+    ]:
+        labels = dict(scraped)
+        for rule in rules:
+            if rule.get("action", "replace") == "labeldrop":
+                labels = {name: value for name, value in labels.items() if not re.fullmatch(rule["regex"], name)}
+                continue
+            source = ";".join(labels.get(name, "") for name in rule["sourceLabels"])
+            if re.fullmatch(rule["regex"], source):
+                labels[rule["targetLabel"]] = source
+        assert labels == kept, (rules, labels)
+
+
 def check_form(item: dict[str, Any]) -> None:
-    if item["kind"] == "ServiceMonitor":
-        endpoint = item["spec"]["endpoints"][0]
-        assert item["apiVersion"] == "monitoring.coreos.com/v1" and set(endpoint) <= {"port", "path", "interval"}, item
-        return
-    if item["kind"] == "PodMonitor":
-        [endpoint] = item["spec"]["podMetricsEndpoints"]
-        assert item["apiVersion"] == "monitoring.coreos.com/v1" and set(endpoint) == {"port", "path", "interval"}, item
+    if item["kind"] in ("ServiceMonitor", "PodMonitor"):
+        [endpoint] = item["spec"]["endpoints" if item["kind"] == "ServiceMonitor" else "podMetricsEndpoints"]
+        assert item["apiVersion"] == "monitoring.coreos.com/v1", item
+        assert set(endpoint) == {"port", "path", "interval", "metricRelabelings"}, item
+        check_scraped_namespaces(endpoint["metricRelabelings"])
         return
     if item["kind"] == "PrometheusRule":
         # What promtool has checked, word for word: the operator hands it to Prometheus as it is.

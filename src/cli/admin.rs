@@ -31,7 +31,8 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     Every daemon that hears a command carries it out and replies, unless --instance names one; reset is for bridges. \
     A daemon that is there and has not replied within --timeout is shown, and counts as a failure.";
 
-/// Silence after which no further process is expected to say that it is there.
+/// Silence after which no further process is expected to say that it is there. If none has said so, no further reply is
+/// expected after it.
 const QUIET: Duration = Duration::from_millis(300);
 /// Maximum number of replies to one command that are read.
 const REPLIES_MAX: usize = 4096;
@@ -92,11 +93,20 @@ struct HolderArguments {
     /// The namespace.
     namespace: NamespaceName,
     /// The worker.
+    #[arg(value_parser = parse_worker)]
     worker: WorkerName,
     /// Data-parallel rank; without it, all ranks of the worker.
     rank: Option<Rank>,
     #[command(flatten)]
     common: CommonArguments,
+}
+
+/// Reads the name of a worker. Daemons also list refused publishers by names that no worker can have, so the error says
+/// what to do about these.
+fn parse_worker(text: &str) -> Result<WorkerName, String> {
+    let hint = "a refused publisher that is listed by such a name has no holder to forget: correct its subject, and the name goes \
+                from the list after remove_after_ms";
+    WorkerName::new(text).map_err(|error| format!("{error}; {hint}"))
 }
 
 impl HolderArguments {
@@ -171,7 +181,7 @@ impl AdminArguments {
 }
 
 /// Sends a command, and returns the replies, sorted by instance. A process that is there and does not reply has an
-/// error in place of a reply. Waits until all have replied, for the timeout at most.
+/// error in place of a reply. Waits until all that are there have replied, for the timeout at most.
 async fn ask(
     connection: &ConnectionArguments,
     command: AdminCommand,
@@ -192,14 +202,17 @@ async fn ask(
     while !awaited.are_all_there() {
         tokio::select! {
             () = &mut over => break,
-            // Before the first process says that it is there, silence shows only that the way is long.
-            () = &mut quiet, if !awaited.is_listed && !awaited.present.is_empty() => awaited.is_listed = true,
+            // Before anybody is heard of, silence shows only that the way is long.
+            () = &mut quiet, if !awaited.is_listed && awaited.is_anybody_heard() => awaited.is_listed = true,
             Some(found) = present.next() => {
                 awaited.found(&found.payload);
                 quiet.as_mut().reset(Instant::now() + QUIET);
             }
             reply = replies.next() => match reply {
-                Some(reply) if reply.status != Some(StatusCode::NO_RESPONDERS) => awaited.take(&reply.payload)?,
+                Some(reply) if reply.status != Some(StatusCode::NO_RESPONDERS) => {
+                    awaited.take(&reply.payload)?;
+                    quiet.as_mut().reset(Instant::now() + QUIET);
+                }
                 _ => return Err(nobody(command)),
             },
         }
@@ -290,14 +303,19 @@ impl<'a> AwaitedReplies<'a> {
         Ok(())
     }
 
-    /// Whether no further reply is to be expected. If it is not known who is there, a further reply may always come.
+    /// Whether a process that carries out the command has said that it is there, or has replied.
+    fn is_anybody_heard(&self) -> bool {
+        !self.present.is_empty() || self.replies.iter().any(|reply| !self.is_idle(reply))
+    }
+
+    /// Whether no further reply is to be expected. As long as it is not known who is there, a further reply may come.
     fn are_all_there(&self) -> bool {
         if self.replies.len() >= REPLIES_MAX {
             return true;
         }
         // Two processes can have the name, and only one of them follows the engine.
         let is_done = self.instance.is_some() && self.replies.iter().any(|reply| !self.is_idle(reply));
-        is_done || (self.is_listed && !self.present.is_empty() && self.silent().is_empty())
+        is_done || (self.is_listed && self.silent().is_empty())
     }
 
     /// Whether the reply comes from a bridge that has nothing to reset, because it does not follow the engine.
@@ -501,11 +519,26 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_known_to_be_the_last_where_nobody_says_that_it_is_there() {
+    fn the_name_of_a_refused_publisher_is_not_called_a_worker() {
+        assert_eq!(parse_worker("gpu-0").unwrap().as_str(), "gpu-0");
+        for name in ["gpu.0", "a...", ""] {
+            let error = parse_worker(name).unwrap_err();
+            assert!(error.contains("correct its subject"), "{error}");
+        }
+    }
+
+    #[test]
+    fn replies_are_enough_where_nobody_says_that_it_is_there() {
         let subjects = subjects();
-        let mut awaited = AwaitedReplies::new(AdminCommand::Snapshot, None, &subjects);
+        let mut awaited = AwaitedReplies::new(AdminCommand::Reset, None, &subjects);
+        assert!(!awaited.is_anybody_heard() && !awaited.are_all_there());
+        // Another bridge, which says nothing else either, may still ask its engine's server.
+        awaited.take(&reply_about("d", 0)).unwrap();
+        assert!(!awaited.is_anybody_heard() && !awaited.are_all_there());
+        awaited.take(&reply("e")).unwrap();
+        assert!(awaited.is_anybody_heard() && !awaited.are_all_there());
         awaited.is_listed = true;
-        awaited.take(&reply("a")).unwrap();
-        assert!(!awaited.are_all_there());
+        assert!(awaited.are_all_there());
+        assert_eq!(outcomes(awaited), [("e".to_owned(), true)]);
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use super::admin_client::ProcessRole;
+
 /// Subject on which the processes of kvatlas say that they are there.
 pub(super) const PING: &str = "$SRV.PING.kvatlas";
 
@@ -17,6 +19,11 @@ pub(super) struct PresentProcess {
 }
 
 impl PresentProcess {
+    /// Whether the process is a bridge.
+    pub(super) fn is_bridge(&self) -> bool {
+        self.role == ProcessRole::Bridge.as_str()
+    }
+
     /// Reads an answer. Other programs may use the same service name. Their answers cannot be decoded, and `None` is
     /// returned for them.
     pub(super) fn decode(payload: &[u8]) -> Option<Self> {

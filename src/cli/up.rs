@@ -17,8 +17,11 @@ use kvatlas_core::wire::{AdminCommand, Subjects, pool_of_instance, worker_of_ins
 use kvatlas_daemon::{Daemon, StartError, namespaces};
 use kvatlas_engines::Format;
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, connect};
+use kvatlas_process::presence::advertised;
+use kvatlas_process::present_bridge;
 use kvatlas_process::registry::{EngineRegistry, EngineState, EngineStatus};
 use kvatlas_telemetry::install_shared;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::bridge::{note_refusal, stop_patience};
 use super::engines::EngineArguments;
@@ -72,6 +75,7 @@ impl UpArguments {
         let (mut signals, hangups) = (StopSignals::listen()?, Hangups::listen()?);
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let subjects_of_queries = subjects.clone();
+        let told = ToldPlace::of(&config);
         // The recorder of metrics is installed before any counter is made: a counter that was made without a recorder
         // counts nothing.
         install_shared().map_err(Failure::failed)?;
@@ -92,16 +96,52 @@ impl UpArguments {
         announce(&daemon);
         let nats = connect_bridge(&daemon, &bridge, &subjects_of_queries).await?;
         bridge.start(&nats);
+        let presence = told.present(&daemon, &bridge, &nats, &subjects_of_queries);
         let queries = QueryClient::new(nats.clone(), subjects_of_queries);
         let signal = tokio::select! {
             signal = follow(&daemon, (&bridge, &queries), &arguments, &mut signals) => signal?,
             () = arguments.reload_at(hangups, &bridge, || daemon.read_tokens_again()) => "SIGHUP",
         };
         tracing::info!(signal, "draining; another signal ends the process at once");
+        drop(presence);
         tokio::select! {
             stopped = Box::pin(stop(daemon, bridge, &nats)) => stopped,
             signal = signals.next() => Err(Failure::failed(format_args!("ended by {signal} before it was drained"))),
         }
+    }
+}
+
+/// Settings by which others find the process.
+struct ToldPlace {
+    prefix: String,
+    /// Host that others are told for the admin listener.
+    host: Option<String>,
+    is_found: bool,
+}
+
+impl ToldPlace {
+    fn of(config: &Config) -> Self {
+        Self {
+            prefix: config.subjects.prefix.clone(),
+            host: config.admin.advertise.clone(),
+            is_found: config.queries.discovery,
+        }
+    }
+
+    /// Answers NATS's questions about services for the bridge, until the returned guard is dropped. So `kvatlas admin
+    /// reset` waits for this bridge. The daemon answers for itself.
+    fn present(self, daemon: &Daemon, bridge: &Bridge, nats: &Client, subjects: &Subjects) -> DropGuard {
+        let stop = CancellationToken::new();
+        if self.is_found {
+            let (nats, until, subjects) = (nats.clone(), stop.clone(), subjects.clone());
+            let refused = bridge.refused_optional().clone();
+            let admin = daemon.admin_address();
+            let admin = admin.map(|listens| advertised(self.host.as_deref(), listens));
+            tokio::spawn(async move {
+                present_bridge(nats, &self.prefix, admin, subjects, until, &refused).await;
+            });
+        }
+        stop.drop_guard()
     }
 }
 

@@ -110,6 +110,7 @@ pub(super) fn check(layers: &mut Layers) {
         check_silence(layers),
         check_listeners(layers),
         check_told_address(layers),
+        check_reached_address(layers),
         check_components(layers),
         check_namespaces(layers),
     ];
@@ -165,6 +166,17 @@ fn check_told_address(layers: &Layers) -> Vec<ConfigError> {
     let is_told = given(layers, "dynamo.discovery").is_some() && given(layers, "dynamo.advertise").is_none();
     check_together(layers, &keys, !(is_everywhere && is_told), || {
         "dynamo.listen on all addresses needs dynamo.advertise beside it: the host that routers are told"
+            .to_owned()
+    })
+}
+
+/// Checks that the doctor is told no other address of an admin listener that only its own machine reaches, or that is off.
+fn check_reached_address(layers: &Layers) -> Vec<ConfigError> {
+    let keys = ["admin.advertise", "admin.listen"];
+    let is_reached = address(layers, "admin.listen").is_some_and(|listen| !listen.ip().is_loopback());
+    let is_told = given(layers, "admin.advertise").is_some();
+    check_together(layers, &keys, is_reached || !is_told, || {
+        "admin.advertise needs an admin.listen that other machines reach beside it: nobody listens there else"
             .to_owned()
     })
 }

@@ -312,8 +312,8 @@ tables! {
     pub AdminConfig in [admin] {
         /// Address of the HTTP listener for metrics and probes; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "127.0.0.1:9464", listen_address();
-        /// IP address that kvatlas doctor is told together with the listener's port; if unset, it is told the
-        /// listener's address, or the machine's name.
+        /// IP address or host name that kvatlas doctor is told together with the listener's port; if unset, it is told
+        /// the listener's address, or the machine's name. Not for a listener on a loopback address.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
         /// Carry out commands that operators send over NATS (kvatlas admin); all clients that may publish on the subjects of
         /// these commands count as operators.

@@ -13,8 +13,10 @@ use serde_json::{Value, json};
 
 use crate::support::doctor::{check, doctor};
 use crate::support::jetstream::{JETSTREAM, STREAM, servers};
-use crate::support::process::Process;
-use crate::support::{Client, broker, config, daemon, eventually, hashes, http_get, server, stored};
+use crate::support::process::{Process, kvatlas};
+use crate::support::{
+    Client, PATIENCE, broker, config, daemon, eventually, hashes, http_get, server, snapshots_in, stored,
+};
 
 /// Sends a question, and returns all answers when exactly `answers` of them have come.
 async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
@@ -139,6 +141,51 @@ async fn a_daemon_that_is_not_to_be_found_is_not() {
     let answer = client.nats.request("$SRV.PING", "".into()).await;
     assert!(answer.is_err(), "{answer:?}");
     daemon.stop().await;
+}
+
+/// A test that a command ends when a daemon that nobody finds has replied, and not only at the end of its patience.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_ends_with_the_replies_where_nobody_is_to_be_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let (key, value) = snapshots_in(directory.path());
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("queries.discovery", "false"), (key, &value)]).await;
+    let arguments = [
+        "admin",
+        "snapshot",
+        "--timeout",
+        "600s",
+        "--nats-url",
+        broker.url(),
+    ];
+    let mut command = tokio::process::Command::from(kvatlas(&arguments));
+    let ended = tokio::time::timeout(PATIENCE, command.kill_on_drop(true).output());
+    let output = ended.await.unwrap().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_and_bridge_of_up_are_found_and_looked_at_once() {
+    let broker = broker().await;
+    let up = Process::up(
+        broker.url(),
+        &["--model", "llama", "--engine", "gpu-0=tcp://127.0.0.1:1"],
+    );
+    let client = Client::connect(broker.url()).await;
+    let pings = asked(&client, "$SRV.PING.kvatlas", 2).await;
+    let found = pings.iter().map(|ping| {
+        let about = &ping["metadata"];
+        (about["role"].as_str().unwrap(), about["admin"].as_str().unwrap())
+    });
+    let found: BTreeSet<(&str, &str)> = found.collect();
+    let admin = up.admin_address().to_string();
+    let expected = [("bridge", admin.as_str()), ("daemon", admin.as_str())];
+    assert_eq!(found, BTreeSet::from(expected));
+    let (_, checks) = doctor(broker.url(), &[], &[]).await;
+    let name = format!("replica {admin}");
+    let looks = checks.iter().filter(|check| check["name"] == name.as_str());
+    assert_eq!(looks.count(), 1, "{checks:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,12 +3,15 @@
 use std::process::Stdio;
 
 use futures_util::StreamExt;
-use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::{NamespaceName, PROBE_NAME, Tier, WorkerName};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::doctor::{check, doctor};
 use crate::support::process::kvatlas;
-use crate::support::{Client, PATIENCE, broker, daemon, lasting_port, snapshots_in, subjects};
+use crate::support::{
+    Client, PATIENCE, broker, daemon, eventually, http_get, lasting_port, snapshots_in, subjects,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn doctors_at_the_same_time_do_not_fail_each_other() {
@@ -19,6 +22,55 @@ async fn doctors_at_the_same_time_do_not_fail_each_other() {
         let probe = check(&checks, "round trip");
         assert_eq!(probe["outcome"], "fine", "{probe}");
     }
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_is_taken_however_its_namespace_hashes() {
+    let broker = broker().await;
+    for hashing in ["engine", "recompute"] {
+        let daemon = daemon(broker.url(), &[("namespace_defaults.hashing", hashing)]).await;
+        let admin = daemon.admin_address().unwrap().to_string();
+        let client = Client::connect(broker.url()).await;
+        // The namespace has its block size from its publisher.
+        let mut publisher = client
+            .publisher("gpu-0", 0)
+            .of_blocks(BlockSize::new(32).unwrap());
+        client.tell(&mut publisher, "gpu-0", 0, Vec::new()).await;
+        for namespace in [PROBE_NAME, "llama"] {
+            let arguments = ["--admin", &admin, "--namespace", namespace];
+            let (_, checks) = doctor(broker.url(), &arguments, &[]).await;
+            let probe = check(&checks, "round trip");
+            assert_eq!(probe["outcome"], "fine", "{hashing}, {namespace}: {probe}");
+        }
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_publisher_is_told_also_to_a_doctor_with_its_name() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    let mut sound = client.publisher("gpu-0", 0);
+    client.tell(&mut sound, "gpu-0", 0, Vec::new()).await;
+    let mut wide = client
+        .publisher("gpu-1", 0)
+        .of_blocks(BlockSize::new(32).unwrap());
+    wide.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+    let admin = daemon.admin_address().unwrap();
+    eventually("gpu-1 is refused", async || {
+        http_get(admin, "/index")
+            .1
+            .contains("other_settings")
+            .then_some(())
+    })
+    .await;
+    let admin = admin.to_string();
+    let arguments = ["--admin", &admin, "--namespace", "llama", "--worker", "gpu-1"];
+    let (_, checks) = doctor(broker.url(), &arguments, &[]).await;
+    let refused = check(&checks, "publisher gpu-1 of llama");
+    assert_eq!(refused["outcome"], "failed", "{refused}");
     daemon.stop().await;
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct DoctorArguments {
     /// Namespace of the probe event.
     #[arg(long, value_name = "NAME", default_value = PROBE_NAME)]
     namespace: NamespaceName,
-    /// Worker of the probe event; no real worker may have this name.
+    /// Worker of the probe event; the event is of a data-parallel rank of its own.
     #[arg(long, value_name = "NAME", default_value = PROBE_NAME)]
     worker: WorkerName,
     /// Admin listener of a replica; may be given several times [default: the listeners of all daemons, gateways and
@@ -150,7 +150,8 @@ async fn examine(
             report.extend(permissions::check(arguments, config, &subjects, connected, &setup).await);
             let is_followed = !told.is_empty();
             report.add(jetstream::check(connected, &setup, arguments, &subjects, is_followed).await);
-            report.add(daemon::check_round_trip(arguments, &subjects, connected, probe).await);
+            let size = replicas::block_size(&seen, &arguments.namespace);
+            report.add(daemon::check_round_trip(arguments, &subjects, connected, probe, size).await);
         }
         Err(_) => {
             for name in ["max_payload", "permissions", "JetStream", "round trip"] {

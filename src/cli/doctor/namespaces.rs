@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::PROBE_NAME;
 use kvatlas_daemon::costs::Cost;
 use serde::Deserialize;
 
-use super::probe::Probe;
 use super::report::Check;
 use crate::cli::refused::PublisherRefusal;
 use crate::cli::status::{NamespaceStatus, Status};
@@ -20,6 +20,13 @@ use crate::cli::text::counted;
 pub(in crate::cli) struct Hashed {
     block_size: u32,
     hashing: String,
+}
+
+impl Hashed {
+    /// Returns the number of tokens in a block.
+    pub(super) fn block_size(&self) -> Option<BlockSize> {
+        BlockSize::new(self.block_size).ok()
+    }
 }
 
 impl fmt::Display for Hashed {
@@ -74,19 +81,20 @@ pub(super) fn publishers(daemons: &[(&str, &Status)]) -> Check {
 }
 
 /// Returns a failed check for each publisher whose batches are dropped, and one for each namespace with more of them
-/// than its daemons name. `daemons` has each daemon's address and status. The doctor's own `probe` is left out.
-pub(super) fn refused(daemons: &[(&str, &Status)], probe: &Probe) -> Vec<Check> {
+/// than its daemons name. `daemons` has each daemon's address and its status from before the doctor's probe. Probes of
+/// other doctors are left out.
+pub(super) fn refused(daemons: &[(&str, &Status)]) -> Vec<Check> {
     let mut culprits: BTreeMap<(&str, &str), CulpritPublisher<'_>> = BTreeMap::new();
     let mut unnamed: BTreeMap<&str, u64> = BTreeMap::new();
     for (place, status) in daemons {
         for known in &status.namespaces {
             let name = known.namespace.as_str();
-            if known.unnamed_refused() > 0 && name != PROBE_NAME {
+            if known.unnamed_refused() > 0 {
                 let most = unnamed.entry(name).or_default();
                 *most = known.unnamed_refused().max(*most);
             }
-            let foreign = known.refused.iter();
-            for refusal in foreign.filter(|refusal| !probe.is_publisher(name, &refusal.worker)) {
+            let refused = known.refused.iter();
+            for refusal in refused.filter(|refusal| refusal.worker != PROBE_NAME) {
                 let culprit = culprits
                     .entry((name, &refusal.worker))
                     .or_insert(CulpritPublisher {
@@ -202,10 +210,9 @@ mod tests {
                 r#"{{"namespace":"m","refused":[{{"worker":"{worker}","reason":"{reason}"}}]}}"#
             ))
         };
-        let probe = Probe::named("m", "own", 7);
         let wide = dropped("wide", "other_settings");
         let known = [("a", &wide), ("b", &wide)];
-        let checks = refused(&known, &probe);
+        let checks = refused(&known);
         assert_eq!(checks.len(), 1);
         assert_eq!(
             (checks[0].outcome(), checks[0].found()),
@@ -214,17 +221,17 @@ mod tests {
                 "all its batches are dropped (other_settings) at a, b"
             )
         );
-        let stale = refused(&[("a", &dropped("old", "stale_epoch"))], &probe);
+        let stale = refused(&[("a", &dropped("old", "stale_epoch"))]);
         assert!(
             stale[0].mend().ends_with("kvatlas admin forget m old"),
             "{stale:?}"
         );
-        let undecodable = refused(&[("a", &dropped("odd", "undecodable"))], &probe);
+        let undecodable = refused(&[("a", &dropped("odd", "undecodable"))]);
         assert!(
             !undecodable[0].mend().contains("kvatlas admin"),
             "{undecodable:?}"
         );
-        assert!(refused(&[("a", &dropped("own", "other_settings"))], &probe).is_empty());
+        assert!(refused(&[("a", &dropped(PROBE_NAME, "other_settings"))]).is_empty());
     }
 
     #[test]
@@ -234,11 +241,10 @@ mod tests {
             let refused = format!(r#""refused":[{named}],"refused_total":{total}"#);
             status(&format!(r#"{{"namespace":"{namespace}",{refused}}}"#))
         };
-        let probe = Probe::named("m", "own", 7);
         let [few, many, all, own] =
             [("m", 3), ("m", 5), ("n", 1), (PROBE_NAME, 9)].map(|(name, total)| dropped(name, total));
         let known = [("a", &few), ("b", &many), ("c", &all), ("d", &own)];
-        let checks = refused(&known, &probe);
+        let checks = refused(&known);
         assert_eq!(checks.len(), 3);
         assert_eq!(
             (checks[2].outcome(), checks[2].found()),

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use async_nats::Client;
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherError, PublisherOptions};
-use kvatlas_core::wire::{Event, NamespaceName, PROBE_NAME, Rank, Subjects, Tier, WorkerName};
+use kvatlas_core::hash::{BlockHash, BlockSize, SequenceHash};
+use kvatlas_core::index::NamespaceSettings;
+use kvatlas_core::wire::{
+    BlockContent, Event, NamespaceName, PROBE_NAME, Rank, StoredBlocks, Subjects, Tier, WorkerName,
+};
 use tokio::sync::OnceCell;
 
 /// Holder of the probe, and its publisher once the publisher has been started.
@@ -52,29 +56,44 @@ impl Probe {
 
     /// Whether a holder is the probe's, or is one in the namespace that only probes use.
     pub(super) fn is_holder(&self, namespace: &str, worker: &str, rank: Rank) -> bool {
-        namespace == PROBE_NAME || (self.is_publisher(namespace, worker) && rank == self.holder.rank)
+        let own = &self.holder;
+        let own = (own.namespace.as_str(), own.worker.as_str(), own.rank);
+        namespace == PROBE_NAME || (namespace, worker, rank) == own
     }
 
-    /// Whether a publisher is the probe's, or is one in the namespace that only probes use.
-    pub(super) fn is_publisher(&self, namespace: &str, worker: &str) -> bool {
-        let own = (self.holder.namespace.as_str(), self.holder.worker.as_str());
-        namespace == PROBE_NAME || (namespace, worker) == own
-    }
-
-    /// Returns the probe's publisher. Starts it if it has not been started.
+    /// Returns the probe's publisher. Starts it if it has not been started. `block_size` is the block size of the
+    /// namespace, if a daemon has told it.
     pub(super) async fn publisher(
         &self,
         nats: &Client,
         subjects: &Subjects,
+        block_size: Option<BlockSize>,
     ) -> Result<&HolderPublisher, PublisherError> {
         let options = PublisherOptions {
             batch_delay: Duration::ZERO,
-            // The probe's block has no tokens, so it fits every block size.
-            tells_block_size: false,
+            // The probe's block has no tokens, so it fits every block size. But a namespace that has its block size
+            // from its publishers takes no batch without one.
+            tells_block_size: block_size.is_some(),
+            settings: NamespaceSettings {
+                block_size: block_size.unwrap_or_default(),
+                ..NamespaceSettings::default()
+            },
             ..PublisherOptions::default()
         };
         let start = || HolderPublisher::start(nats.clone(), subjects, self.holder.clone(), options);
         self.publisher.get_or_try_init(start).await
+    }
+
+    /// Returns the event that stores the probe's block, and the block's sequence hash. The event has the block's
+    /// content, so it is taken also where daemons recompute hashes.
+    pub(super) fn block(publisher: &HolderPublisher) -> (Event, SequenceHash) {
+        let hash = publisher.cursor().epoch;
+        let event = StoredBlocks {
+            // The first block of a chain has its block hash as its sequence hash.
+            content: Some(BlockContent::BlockHashes(vec![BlockHash(hash)])),
+            ..StoredBlocks::by_sequence(None, None, vec![SequenceHash(hash)])
+        };
+        (Event::Stored(event), SequenceHash(hash))
     }
 
     /// Publishes the probe's goodbye, so that daemons forget its holder at once. Does nothing if the publisher has not
@@ -110,11 +129,10 @@ mod tests {
     #[test]
     fn only_the_probe_and_its_namespace_are_the_doctors() {
         let probe = Probe::named("m", "own", 7);
-        assert!(probe.is_holder("m", "own", 7) && probe.is_publisher("m", "own"));
-        assert!(probe.is_holder(PROBE_NAME, "other", 1) && probe.is_publisher(PROBE_NAME, "other"));
+        assert!(probe.is_holder("m", "own", 7) && probe.is_holder(PROBE_NAME, "other", 1));
         // The probe of an interrupted doctor makes answers about a real namespace inexact.
         assert!(!probe.is_holder("m", "own", 8));
-        assert!(!probe.is_holder("m", "gpu-0", 7) && !probe.is_publisher("m", "gpu-0"));
-        assert!(!probe.is_holder("n", "own", 7) && !probe.is_publisher("n", "own"));
+        assert!(!probe.is_holder("m", "gpu-0", 7));
+        assert!(!probe.is_holder("n", "own", 7));
     }
 }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, try_join_all};
 use kvatlas_client::unix_time_us;
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::NamespaceName;
 use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use kvatlas_process::setup::Setup;
 
@@ -43,6 +45,11 @@ impl Replica {
     /// Whether the process was found on NATS as a bridge.
     pub(super) fn is_bridge(&self) -> bool {
         self.is_bridge
+    }
+
+    /// Whether the replica has this admin listener.
+    pub(super) fn is_at(&self, admin: &AdminClient) -> bool {
+        self.admin.authority() == admin.authority()
     }
 
     /// Makes a replica that was found on NATS, from its admin listener, role and shard.
@@ -92,6 +99,15 @@ pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
     told.collect()
 }
 
+/// Returns the block size of a namespace, as the first daemon that knows the namespace tells it.
+pub(super) fn block_size(seen: &[ReplicaAnswer], namespace: &NamespaceName) -> Option<BlockSize> {
+    let known = seen.iter().filter_map(|(_, index)| index.as_ref().ok());
+    known
+        .flat_map(|index| &index.namespaces)
+        .find(|known| known.namespace == namespace.as_str())
+        .and_then(|known| known.hashed.as_ref()?.block_size())
+}
+
 /// Checks each replica: readiness, clock, holders that are not exact, and the number of holders. The daemons of a group
 /// should know the same number of holders after at most `patience`. The doctor's own `probe` is no trouble.
 pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Probe) -> Vec<Check> {
@@ -126,7 +142,7 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Pr
     }
     let daemons: Vec<Indexed<'_>> = groups.values().flatten().copied().collect();
     checks.extend(check_holders(&daemons, probe).await);
-    checks.extend(check_indexes(&daemons, probe));
+    checks.extend(check_indexes(&daemons));
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let known: Vec<u64> = replicas.iter().map(|(_, index)| holders_in(index)).collect();
         // The first counts come from the answers that are already there. The daemons are asked again only if these
@@ -184,14 +200,14 @@ fn check_shards(gateway: &AdminClient, index: &Status) -> Vec<Check> {
 
 /// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, missing namespaces,
 /// promised blocks, hashing.
-fn check_indexes(daemons: &[Indexed<'_>], probe: &Probe) -> Vec<Check> {
+fn check_indexes(daemons: &[Indexed<'_>]) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
     }
     let places = daemons.iter().map(|(admin, index)| (admin.authority(), *index));
     let known: Vec<(&str, &Status)> = places.collect();
     let mut checks = vec![namespaces::publishers(&known)];
-    checks.extend(namespaces::refused(&known, probe));
+    checks.extend(namespaces::refused(&known));
     checks.extend(
         known
             .iter()

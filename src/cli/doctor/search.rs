@@ -30,12 +30,15 @@ pub(super) async fn find(
         Err(refusal) => return (Vec::new(), vec![check_unfound(&refusal)]),
     };
     found.retain(|process| process.subjects_prefix == prefix);
-    found.sort_by(|one, other| one.instance.cmp(&other.instance));
+    // The bridges come last.
+    found.sort_by_cached_key(|process| (process.is_bridge(), process.instance.clone()));
     let own_host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (mut replicas, mut checks) = (Vec::new(), Vec::new());
+    let (mut replicas, mut checks): (Vec<Replica>, _) = (Vec::new(), Vec::new());
     for process in found {
         match reached_at(&process, &own_host) {
             Ok(address) => match AdminClientArguments::at(Some(address), timeout).client() {
+                // The bridge of `kvatlas up` has the listener of the daemon in its process.
+                Ok(admin) if process.is_bridge() && replicas.iter().any(|known| known.is_at(&admin)) => {}
                 Ok(admin) => replicas.push(Replica::found(admin, &process.role, process.shard)),
                 Err(failure) => checks.push(Check::skipped(&process.instance, failure)),
             },
@@ -64,16 +67,17 @@ fn reached_at(process: &PresentProcess, own_host: &str) -> Result<String, &'stat
     };
     let (_, place) = process.instance.rsplit_once('@').unwrap_or_default();
     let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
-    let listens: Option<SocketAddr> = address.parse().ok();
-    match listens {
-        Some(listens)
-            if host == own_host || !(listens.ip().is_loopback() || listens.ip().is_unspecified()) =>
-        {
-            Ok(address.clone())
-        }
-        Some(listens) if listens.ip().is_unspecified() => Ok(format!("{host}:{}", listens.port())),
-        _ => Err("its admin listener is on the loopback address of its machine; run the doctor there"),
+    // The process may be told to be at a host name (admin.advertise).
+    let Ok(listens) = address.parse::<SocketAddr>() else {
+        return Ok(address.clone());
+    };
+    if host == own_host || !(listens.ip().is_loopback() || listens.ip().is_unspecified()) {
+        return Ok(address.clone());
     }
+    if listens.ip().is_unspecified() {
+        return Ok(format!("{host}:{}", listens.port()));
+    }
+    Err("its admin listener is on the loopback address of its machine; run the doctor there")
 }
 
 async fn ask_all(connected: &DoctorConnection) -> Result<Vec<PresentProcess>, async_nats::Error> {
@@ -120,5 +124,9 @@ mod tests {
         assert_eq!(reached("kvatlas@there:7", Some("0.0.0.0:9464")), at("there:9464"));
         assert_eq!(reached("kvatlas@there:7", Some("[::]:1")), at("there:1"));
         assert_eq!(reached("kvatlas@here:7", None), None);
+        for host in ["here", "there"] {
+            let named = reached(&format!("kvatlas@{host}:7"), Some("vm.local:9464"));
+            assert_eq!(named, at("vm.local:9464"));
+        }
     }
 }

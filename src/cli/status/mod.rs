@@ -84,8 +84,7 @@ pub(super) struct Status {
     pub(super) namespaces: Vec<NamespaceStatus>,
 }
 
-/// Reads the namespaces, without the one that only probes of `kvatlas doctor` use. A doctor that was killed may have
-/// left a stale holder there, which concerns nobody.
+/// Reads the namespaces, without the one that only probes of `kvatlas doctor` use. It concerns nobody.
 fn without_probes<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Vec<NamespaceStatus>, D::Error> {
     let mut namespaces = Vec::<NamespaceStatus>::deserialize(deserializer)?;
     namespaces.retain(|status| status.namespace != PROBE_NAME);

@@ -477,7 +477,11 @@ impl Holder {
     ) -> Silence {
         let silent = silence(self.heard_us, context.clocks.listening_us, limits);
         let unseen = now_us.map_or(Silence::Alive, |now_us| silence(self.seen_us, now_us, limits));
-        let silence = silent.max(unseen.min(Silence::Stale));
+        let worst = match limits.stale_after {
+            Some(_) => Silence::Stale,
+            None => Silence::Alive,
+        };
+        let silence = silent.max(unseen.min(worst));
         match silence {
             Silence::Alive => {}
             // While another publisher is heard of, the holder is `Contested` instead.

@@ -448,7 +448,7 @@ impl Lane {
         for (key, holder) in &mut self.holders {
             let afterwards = holder.tick(context);
             holder.date_restored(stream_clock);
-            let limits = self.liveness.of(&key.0.namespace);
+            let limits = self.liveness.of_worker(&key.0.namespace, &key.0.worker);
             let silence = holder.check_liveness(limits, now_us_if_listening, context);
             if silence == Silence::Gone || afterwards == Afterwards::Leaves {
                 leaving.push((key.clone(), afterwards));

@@ -26,6 +26,15 @@ pub struct LivenessLimits {
     pub remove_after: Option<Duration>,
 }
 
+impl LivenessLimits {
+    /// Bounds for probes of `kvatlas doctor`. A doctor that was killed leaves its holder. It is removed soon, and is
+    /// never stale: its silence is no trouble of the deployment. The heartbeats of a doctor that runs keep its holder.
+    pub(super) const OF_PROBES: Self = Self {
+        stale_after: None,
+        remove_after: Some(Duration::from_secs(10)),
+    };
+}
+
 /// Grade of a holder's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Silence {
@@ -135,6 +144,13 @@ mod tests {
         clock.look(SECOND, true);
         (0..3600).for_each(|second| clock.look((2 + second) * SECOND, false));
         assert_eq!(silence(heard_us, clock.now_us(), &LIMITS), Silence::Alive);
+    }
+
+    #[test]
+    fn a_probe_is_removed_soon_and_never_stale() {
+        let after = |silent_us| silence(0, silent_us, &LivenessLimits::OF_PROBES);
+        assert_eq!(after(10 * SECOND - 1), Silence::Alive);
+        assert_eq!(after(10 * SECOND), Silence::Gone);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvatlas_client::unix_time_us;
 use kvatlas_config::{Config, NamespaceConfig};
-use kvatlas_core::wire::{NamespaceName, Shard, Subjects, WireLimits};
+use kvatlas_core::wire::{NamespaceName, PROBE_NAME, Shard, Subjects, WireLimits, WorkerName};
 
 use super::held::HoldingLimits;
 use super::liveness::LivenessLimits;
@@ -97,7 +97,19 @@ impl LivenessSettings {
 
     /// Returns the bounds for a namespace.
     pub fn of(&self, namespace: &NamespaceName) -> &LivenessLimits {
-        self.overrides.get(namespace).unwrap_or(&self.default)
+        match namespace.as_str() {
+            PROBE_NAME => &LivenessLimits::OF_PROBES,
+            _ => self.overrides.get(namespace).unwrap_or(&self.default),
+        }
+    }
+
+    /// Returns the bounds for a worker of a namespace. The workers of probes have bounds of their own in every
+    /// namespace.
+    pub(super) fn of_worker(&self, namespace: &NamespaceName, worker: &WorkerName) -> &LivenessLimits {
+        match worker.as_str() {
+            PROBE_NAME => &LivenessLimits::OF_PROBES,
+            _ => self.of(namespace),
+        }
     }
 }
 

@@ -303,7 +303,7 @@ Event: TypeAlias = Stored | StoredByLineage | Removed | Resumable | Cleared | Do
 """One change to what a holder holds."""
 
 
-def blob(hashes: Sequence[int]) -> bytes:
+def blob(hashes: Iterable[int]) -> bytes:
     """A list of 64-bit hashes as the contract carries it."""
     return little_endian(unsigned_array("Q", hashes, "hashes"))
 

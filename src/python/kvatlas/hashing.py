@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Final
 
 import xxhash
@@ -138,11 +139,15 @@ class LineageHash:
         if (parent is None) != (position == 0):
             which = "position 0 has no parent" if position == 0 else "a position above 0 needs a parent"
             raise InvalidValueError(which)
+        position = index(position)
         mode = _mode(position)
         width = _FRAGMENT_BITS[mode]
-        parent_fragment = (parent or 0) & _FRAGMENT_MASKS[mode]
-        fragment = current & fragment_mask(position)
-        return cls(mode << 126 | position << (2 * width) | parent_fragment << width | fragment)
+        parent_fragment = index(parent or 0) & _FRAGMENT_MASKS[mode]
+        fragment = index(current) & fragment_mask(position)
+        # A block can have what is packed here, so the checks of what others have packed are left out.
+        packed = object.__new__(cls)
+        object.__setattr__(packed, "packed", mode << 126 | position << (2 * width) | parent_fragment << width | fragment)
+        return packed
 
     @classmethod
     def from_bytes(cls, encoded: bytes) -> LineageHash:

@@ -57,32 +57,34 @@ class Query:
         return cls(key)
 
     @classmethod
-    def by_block_hashes(cls, hashes: Sequence[int], *, token_count: int | None = None) -> Query:
+    def by_block_hashes(cls, hashes: Iterable[int], *, token_count: int | None = None) -> Query:
         """By the block hash of each block. ``token_count`` is how many tokens the prompt has: the last one is always computed."""
         return cls({"block_hashes": blob(hashes)} | _token_count(token_count))
 
     @classmethod
     def by_sequence_hashes(
-        cls, hashes: Sequence[int], *, positions: Sequence[int] | None = None, token_count: int | None = None
+        cls, hashes: Iterable[int], *, positions: Iterable[int] | None = None, token_count: int | None = None
     ) -> Query:
         """By the sequence hash of each block: the cheapest form.
 
         With ``positions``, the hashes are those of blocks chosen from one chain, and the answer has bounds.
         ``token_count`` is how many tokens the prompt has: the last one is always computed.
         """
-        key = {"sequence_hashes": blob(hashes)} | _positions(positions, len(hashes))
+        known = unsigned_array("Q", hashes, "hashes")
+        key = {"sequence_hashes": little_endian(known)} | _positions(positions, len(known))
         return cls(key | _token_count(token_count))
 
     @classmethod
     def by_lineage_hashes(
         cls,
-        hashes: Sequence[LineageHash],
+        hashes: Iterable[LineageHash],
         *,
-        positions: Sequence[int] | None = None,
+        positions: Iterable[int] | None = None,
         token_count: int | None = None,
     ) -> Query:
         """By lineage hashes: one chain from position 0, or blocks chosen from one at ``positions``."""
-        key = {"lineage_hashes": lineage_blob(lineages(hashes))} | _positions(positions, len(hashes))
+        known = lineages(hashes)
+        key = {"lineage_hashes": lineage_blob(known)} | _positions(positions, len(known))
         return cls(key | _token_count(token_count))
 
     def narrowed(
@@ -130,16 +132,17 @@ class Query:
         return entries
 
 
-def _positions(positions: Sequence[int] | None, hashes: int) -> dict[str, bytes]:
+def _positions(positions: Iterable[int] | None, hashes: int) -> dict[str, bytes]:
     if positions is None:
         return {}
-    if len(positions) != hashes or not positions:
-        raise InvalidValueError(f"{len(positions)} positions for {hashes} hashes; give one a hash")
-    if any(after <= before for before, after in pairwise(positions)):
+    known = unsigned_array("I", positions, "positions")
+    if len(known) != hashes or not known:
+        raise InvalidValueError(f"{len(known)} positions for {hashes} hashes; give one a hash")
+    if any(after <= before for before, after in pairwise(known)):
         raise InvalidValueError("positions must ascend")
-    if positions[-1] > POSITION_MAX:
+    if known[-1] > POSITION_MAX:
         raise InvalidValueError(f"positions go up to {POSITION_MAX}")
-    return {"positions": little_endian(unsigned_array("I", positions, "positions"))}
+    return {"positions": little_endian(known)}
 
 
 def _token_count(count: int | None) -> dict[str, int]:

@@ -93,6 +93,25 @@ def test_lineage_hashes_that_no_block_has(vector: dict[str, Any]) -> None:
         LineageHash.from_bytes(bytes.fromhex(vector["lineage_hash"]))
 
 
+def test_lineage_hashes_that_are_made_are_such_as_are_read() -> None:
+    edges = [0, 1, (1 << 8) - 1, 1 << 8, (1 << 16) - 1, 1 << 16, (1 << 24) - 1]
+    for position in edges:
+        parent = None if position == 0 else kvatlas.hashing.U64_MAX
+        made = LineageHash.of(kvatlas.hashing.U64_MAX, parent, position)
+        assert LineageHash(made.packed) == made
+        assert made.position == position
+
+
+def test_queries_take_hashes_that_come_one_by_one() -> None:
+    chain = kvatlas.sequence_hashes([1, 2, 3])
+    lineage = list(kvatlas.lineage_hashes(chain))
+    assert Query.by_lineage_hashes(kvatlas.lineage_hashes(chain)) == Query.by_lineage_hashes(lineage)
+    assert Query.by_sequence_hashes(iter(chain)) == Query.by_sequence_hashes(chain)
+    chosen = Query.by_sequence_hashes(chain, positions=[0, 1, 2])
+    assert Query.by_sequence_hashes(iter(chain), positions=iter(range(3))) == chosen
+    assert Query.by_block_hashes(iter(chain)) == Query.by_block_hashes(chain)
+
+
 def test_lineage_hashes_end_where_positions_do() -> None:
     with pytest.raises(kvatlas.InvalidValueError):
         LineageHash.of(1, 2, 1 << 24)

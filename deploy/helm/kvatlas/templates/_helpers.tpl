@@ -261,6 +261,16 @@ nats://{{ include "kvatlas.natsName" . }}:4222
 {{- end }}
 {{- end -}}
 
+{{/* The label namespace of a metric is that of kvatlas, as alerts and dashboard have it. Prometheus' operator gives every target one of its own, which
+would take its place. */}}
+{{- define "kvatlas.metricRelabelings" -}}
+- sourceLabels: [exported_namespace]
+  regex: (.+)
+  targetLabel: namespace
+- regex: exported_namespace
+  action: labeldrop
+{{- end -}}
+
 {{/* Probes, by request or by command. */}}
 {{- define "kvatlas.probes" -}}
 {{- $requests := eq .Values.admin.bind "pod" -}}

@@ -187,6 +187,18 @@ fn routers_of_dynamo_are_told_no_address_that_is_none() {
 }
 
 #[test]
+fn the_doctor_is_told_no_address_at_which_nobody_listens() {
+    let advertise = ("admin.advertise", "vm.local");
+    for listen in [None, Some("off"), Some("127.0.0.1:9470"), Some("[::1]:9470")] {
+        let listen = listen.map(|address| ("admin.listen", address));
+        let given: Vec<_> = listen.into_iter().chain([advertise]).collect();
+        let errors = refuse(&given, &[], "");
+        assert_combination(&errors, "admin-advertise", "needs an admin.listen");
+    }
+    assert!(load(&[advertise, ("admin.listen", "0.0.0.0:9470")], &[], "").is_ok());
+}
+
+#[test]
 fn names_have_room_for_the_doctors_own() {
     let errors = refuse(&[("limits.max_name_bytes", "13")], &[], "");
     assert_value(&errors, "limits-max-name-bytes", "from 16 to 64", "13");

@@ -1,7 +1,7 @@
 //! Tests of publishers that restart, and of batches that come late, while batches are held.
 
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{BatchCursor, BlockContent, DegradedReasons};
+use kvatlas_core::wire::{BatchCursor, BlockContent, DegradedReasons, PROBE_NAME};
 
 use kvatlas_telemetry::labels::ResyncFailure;
 
@@ -220,30 +220,33 @@ async fn a_dump_without_held_batches_is_not_certain() {
 /// Time of a server's clock, in microseconds since the Unix epoch. It is far from the machine's own time.
 const SERVER_US: u64 = 5_000_000_000_000;
 
-/// Restores a holder whose publisher was last seen at `seen_us` by the server's clock. By the machine's clock, the
-/// snapshot is new.
-async fn restored_seen_at(seen_us: u64) -> LanePool {
+/// Returns the frame of a holder whose publisher was last seen at `seen_us` by the server's clock.
+fn seen_at(seen_us: u64) -> HolderFrame {
+    HolderFrame {
+        seen_us: Some(seen_us),
+        ..frame(7)
+    }
+}
+
+/// Restores a holder. By the machine's clock, the snapshot is new.
+async fn restored(holder: &HolderFrame) -> LanePool {
     let limits = LivenessLimits {
         stale_after: Some(Duration::from_secs(60)),
         remove_after: None,
     };
     let pool = pool_with(limits, None);
-    let holder = HolderFrame {
-        seen_us: Some(seen_us),
-        ..frame(7)
-    };
     let origin = RestoreOrigin::new(StreamTrust::default().generation(), Duration::ZERO);
-    pool.restore(&holder, Frame::Holder(holder.clone()), origin)
+    pool.restore(holder, Frame::Holder(holder.clone()), origin)
         .await
         .unwrap();
     pool.drain().await.unwrap();
     pool
 }
 
-async fn is_stale_after_a_look(pool: &LanePool) -> bool {
+async fn is_stale_after_a_look(pool: &LanePool, namespace: &NamespaceName) -> bool {
     pool.tick(true);
     pool.drain().await.unwrap();
-    let namespace = pool.namespaces.get(&frame(7).namespace).unwrap();
+    let namespace = pool.namespaces.get(namespace).unwrap();
     let reasons = namespace.indexer.holders()[0].status.own_reasons();
     reasons.contains(DegradedReason::Stale)
 }
@@ -258,16 +261,40 @@ async fn restored_publishers_are_as_old_as_the_servers_clock_says() {
         (SERVER_US + 3600 * SECOND_US, true),
         (0, true),
     ] {
-        let pool = restored_seen_at(seen_us).await;
+        let holder = seen_at(seen_us);
+        let pool = restored(&holder).await;
         pool.freshness().stream_clock.note(SERVER_US, now_us());
-        assert_eq!(is_stale_after_a_look(&pool).await, is_stale, "{seen_us}");
+        let namespace = &holder.namespace;
+        assert_eq!(
+            is_stale_after_a_look(&pool, namespace).await,
+            is_stale,
+            "{seen_us}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_probe_that_a_killed_doctor_has_left_is_not_stale() {
+    for (namespace, worker) in [(PROBE_NAME, "w"), ("llama", PROBE_NAME)] {
+        let holder = HolderFrame {
+            namespace: NamespaceName::new(namespace).unwrap(),
+            worker: WorkerName::new(worker).unwrap(),
+            ..seen_at(0)
+        };
+        let pool = restored(&holder).await;
+        pool.freshness().stream_clock.note(SERVER_US, now_us());
+        assert!(
+            !is_stale_after_a_look(&pool, &holder.namespace).await,
+            "{namespace}"
+        );
     }
 }
 
 #[tokio::test]
 async fn snapshots_keep_the_time_at_which_a_publisher_was_seen() {
     let seen_us = SERVER_US - 7_000_000;
-    let pool = restored_seen_at(seen_us).await;
+    let holder = seen_at(seen_us);
+    let pool = restored(&holder).await;
     let dumped = async || {
         let lanes = 0..pool.lane_count();
         for lane in lanes {
@@ -281,7 +308,7 @@ async fn snapshots_keep_the_time_at_which_a_publisher_was_seen() {
     // The server has not told its time yet.
     assert_eq!(dumped().await, Some(seen_us));
     pool.freshness().stream_clock.note(SERVER_US, now_us());
-    assert!(!is_stale_after_a_look(&pool).await);
+    assert!(!is_stale_after_a_look(&pool, &holder.namespace).await);
     let again = dumped().await.unwrap();
     // The way through the other clock rounds to microseconds.
     assert!((seen_us - 60_000_000..=seen_us + 1).contains(&again), "{again}");
