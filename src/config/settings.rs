@@ -197,9 +197,9 @@ tables! {
         max_batch: usize = "256", integer(1, 65_536) => live;
         /// NATS queue group of the daemons; each query goes to one member.
         queue_group: String = "kvatlas", text(Kind::Name);
-        /// Maximum number of bytes of large requests that wait for their turn on one connection; further large requests
-        /// are refused with error 429. A request is large if the query message, or the reply to a status request, is
-        /// above 32 KiB.
+        /// Maximum number of bytes of large requests that wait on one connection, for their turn or for a gateway's
+        /// shards; further large requests are refused with error 429. A request is large if the query message, or the
+        /// reply to a status request, is above 32 KiB.
         max_waiting_bytes: usize = "16 MiB", bytes(64 * KIB, GIB);
         /// NATS connections that serve queries.
         connections: usize = "1", integer(1, 16);

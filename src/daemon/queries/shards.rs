@@ -352,4 +352,10 @@ impl ShardAsker {
         };
         WireError::new(ErrorCode::Unavailable, text)
     }
+
+    /// Returns the approximate number of bytes of the replies that have been taken from the connection since the last
+    /// call.
+    pub(super) fn take_reply_bytes(&self) -> u64 {
+        self.gatherer.take_reply_bytes() + self.reports.take_reply_bytes()
+    }
 }
