@@ -92,6 +92,15 @@ impl Answerer {
         }
     }
 
+    /// Returns an answerer whose answers are neither counted nor sampled.
+    #[cfg(feature = "redis")]
+    pub(super) fn uncounted(&self) -> Self {
+        Self {
+            sample: None,
+            ..self.clone()
+        }
+    }
+
     /// Reads a request that came on a query subject.
     pub(super) fn read_query(
         &self,
