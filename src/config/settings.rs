@@ -387,7 +387,7 @@ tables! {
         /// File with the password that llm-d's routers need; if unset, they need none.
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// Maximum number of bytes of one command of llm-d's routers, and of the pipelined commands that are read
-        /// before they are answered.
+        /// before they are answered. Before a client has shown the password, 16 KiB at most.
         max_command_bytes: usize = "1 MiB", bytes(4 * KIB, 64 * MIB);
         /// Maximum number of bytes of all commands of llm-d's routers that have arrived and are not answered yet; a
         /// connection whose command exceeds it is cut off.
