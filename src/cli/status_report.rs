@@ -133,6 +133,7 @@ mod tests {
             batches_waiting: 3,
             unsized_holders: 1,
             refused_holders: 0,
+            unheard_holders: 0,
             holders: vec![
                 holder("gpu-0", DegradedReasons::default()),
                 HolderStatusReply {
@@ -170,6 +171,7 @@ gpu-1      0      7   12    1024       0  degraded: gap, unverified since 08:00:
             batches_waiting: 0,
             unsized_holders: 0,
             refused_holders: 0,
+            unheard_holders: 0,
             holders: Vec::new(),
             gathered: None,
         };

@@ -197,9 +197,9 @@ tables! {
         max_batch: usize = "256", integer(1, 65_536) => live;
         /// NATS queue group of the daemons; each query goes to one member.
         queue_group: String = "kvatlas", text(Kind::Name);
-        /// Maximum number of bytes of large requests that wait for their turn on one connection; further large requests
-        /// are refused with error 429. A request is large if the query message, or the reply to a status request, is
-        /// above 32 KiB.
+        /// Maximum number of bytes of large requests that wait on one connection, for their turn or for a gateway's
+        /// shards; further large requests are refused with error 429. A request is large if the query message, or the
+        /// reply to a status request, is above 32 KiB.
         max_waiting_bytes: usize = "16 MiB", bytes(64 * KIB, GIB);
         /// NATS connections that serve queries.
         connections: usize = "1", integer(1, 16);
@@ -364,8 +364,8 @@ tables! {
         /// Host that routers are told together with the listener's port; if unset, routers are told the listener's IP
         /// address, which must not stand for all addresses then.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
-        /// Maximum number of bytes of all requests of Dynamo's routers over TCP whose answers are not made yet; a
-        /// connection whose request exceeds it is cut off.
+        /// Maximum number of bytes of all requests of Dynamo's routers whose answers are not made yet; a TCP connection
+        /// whose request exceeds it is cut off, and requests over NATS wait.
         max_receiving_bytes: usize = "64 MiB", bytes(8 * MIB, 16 * GIB);
         /// Maximum number of connections of Dynamo's routers at the same time.
         max_connections: usize = "1024", integer(1, 65_536);
@@ -387,7 +387,7 @@ tables! {
         /// File with the password that llm-d's routers need; if unset, they need none.
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// Maximum number of bytes of one command of llm-d's routers, and of the pipelined commands that are read
-        /// before they are answered.
+        /// before they are answered. Before a client has shown the password, 16 KiB at most.
         max_command_bytes: usize = "1 MiB", bytes(4 * KIB, 64 * MIB);
         /// Maximum number of bytes of all commands of llm-d's routers that have arrived and are not answered yet; a
         /// connection whose command exceeds it is cut off.

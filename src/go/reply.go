@@ -111,6 +111,8 @@ type Status struct {
 	UnsizedHolders uint64
 	// RefusedHolders is how many holders there was no room for.
 	RefusedHolders uint64
+	// UnheardHolders tells whether there may be holders of which nothing has been heard or applied yet: 0 or 1, or up to the number of shards.
+	UnheardHolders uint64
 	Holders        []HolderStatus
 	Gathered       *Gathered
 	Behind         time.Duration
@@ -205,6 +207,7 @@ type wireStatus struct {
 	BatchesWaiting *uint64       `msgpack:"batches_waiting"`
 	UnsizedHolders uint64        `msgpack:"unsized_holders"`
 	RefusedHolders uint64        `msgpack:"refused_holders"`
+	UnheardHolders uint64        `msgpack:"unheard_holders"`
 	Holders        *[]wireHolder `msgpack:"holders"`
 	Gathered       *Gathered     `msgpack:"gathered"`
 	BehindUs       uint64        `msgpack:"behind_us"`
@@ -344,7 +347,8 @@ func decodeStatus(payload []byte) (*Status, error) {
 	}
 	status := &Status{
 		BlockSize: *wire.BlockSize, DistinctBlocks: *wire.DistinctBlocks, BatchesWaiting: *wire.BatchesWaiting,
-		UnsizedHolders: wire.UnsizedHolders, RefusedHolders: wire.RefusedHolders, Gathered: wire.Gathered, Behind: microseconds(wire.BehindUs),
+		UnsizedHolders: wire.UnsizedHolders, RefusedHolders: wire.RefusedHolders, UnheardHolders: wire.UnheardHolders,
+		Gathered: wire.Gathered, Behind: microseconds(wire.BehindUs),
 		Holders: make([]HolderStatus, 0, len(*wire.Holders)),
 	}
 	for _, found := range *wire.Holders {

@@ -342,6 +342,7 @@ func TestStatusesAreDecoded(t *testing.T) {
 			BatchesWaiting uint64 `json:"batches_waiting"`
 			UnsizedHolders uint64 `json:"unsized_holders"`
 			RefusedHolders uint64 `json:"refused_holders"`
+			UnheardHolders uint64 `json:"unheard_holders"`
 			Holders        []struct {
 				Worker             string
 				Rank               uint32
@@ -360,8 +361,8 @@ func TestStatusesAreDecoded(t *testing.T) {
 			t.Fatalf("%s: %v", vector.Name, err)
 		}
 		m := vector.Meaning
-		same(t, vector.Name, []uint64{found.BlockSize, found.DistinctBlocks, found.BatchesWaiting, found.UnsizedHolders, found.RefusedHolders},
-			[]uint64{m.BlockSize, m.DistinctBlocks, m.BatchesWaiting, m.UnsizedHolders, m.RefusedHolders})
+		same(t, vector.Name, []uint64{found.BlockSize, found.DistinctBlocks, found.BatchesWaiting, found.UnsizedHolders, found.RefusedHolders, found.UnheardHolders},
+			[]uint64{m.BlockSize, m.DistinctBlocks, m.BatchesWaiting, m.UnsizedHolders, m.RefusedHolders, m.UnheardHolders})
 		for index, expected := range m.Holders {
 			holder := found.Holders[index]
 			same(t, vector.Name, []interface{}{holder.Worker, holder.Rank, holder.Cursor, holder.Blocks, holder.ParkedEvents, holder.ForeignChain,

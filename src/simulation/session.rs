@@ -374,6 +374,7 @@ mod tests {
             batches_waiting: 0,
             unsized_holders: 0,
             refused_holders: 0,
+            unheard_holders: 0,
             holders: holders.iter().map(holder).collect(),
             gathered: None,
         }

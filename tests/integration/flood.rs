@@ -1,9 +1,16 @@
 //! Queries that are too many or too large. They are refused early, and small queries are answered meanwhile.
 
+use async_nats::HeaderMap;
+use bytes::Bytes;
+use futures_util::StreamExt;
 use kvatlas_client::ClientError;
-use kvatlas_core::wire::{ErrorCode, QueryOptions, QueryRequest, SingleQuery, Tier};
+use kvatlas_core::wire::{
+    ERROR_CODE_HEADER, ErrorCode, QueryOptions, QueryRequest, SHARD_HEADER, SingleQuery, Tier,
+};
 
-use crate::support::{Client, broker, by_sequence, daemon, eventually, hashes, matches, namespace, stored};
+use crate::support::{
+    Client, PATIENCE, broker, by_sequence, daemon, eventually, hashes, matches, namespace, stored,
+};
 
 /// Number of large requests that are sent at the same time. Together they have 48 MiB.
 const LARGE: usize = 96;
@@ -106,4 +113,42 @@ async fn requests_for_a_large_status_wait_for_each_other_and_no_query_waits_for_
     }
     assert!(answers.iter().any(Result::is_ok), "the first finds room");
     daemon.stop().await;
+}
+
+/// Requests that wait for a shard stay in the gateway's memory until the shard answers or the deadline has passed.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_requests_that_wait_for_the_shards_of_a_gateway_are_bounded_in_bytes() {
+    let broker = broker().await;
+    let settings = [
+        ("gateway.enabled", "true"),
+        ("gateway.deadline_ms", "60000"),
+        ("queries.max_waiting_bytes", "64 KiB"),
+    ];
+    let gateway = daemon(broker.url(), &settings).await;
+    let (client, other) = (
+        Client::connect(broker.url()).await,
+        Client::connect(broker.url()).await,
+    );
+    // The shard answers late.
+    let mut shard = client.nats.subscribe("kvatlas.v1.shards.query.>").await.unwrap();
+    client.nats.flush().await.unwrap();
+    let large = || by_sequence(&hashes(1, 5000));
+    let waiting = tokio::spawn(async move { other.queries.query(&namespace(), large()).await });
+    let asked = tokio::time::timeout(PATIENCE, shard.next())
+        .await
+        .unwrap()
+        .unwrap();
+    let refused = client.queries.query(&namespace(), large()).await;
+    let Err(ClientError::Refused(error)) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(error.code, ErrorCode::TooManyRequests, "{error}");
+    let mut headers = HeaderMap::new();
+    headers.insert(SHARD_HEADER, "0/1");
+    headers.insert(ERROR_CODE_HEADER, "400");
+    let reply_to = asked.reply.unwrap();
+    let replied = client.nats.publish_with_headers(reply_to, headers, Bytes::new());
+    replied.await.unwrap();
+    assert!(matches!(waiting.await.unwrap(), Err(ClientError::Refused(_))));
+    gateway.stop().await;
 }

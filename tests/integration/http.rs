@@ -197,6 +197,9 @@ async fn parameters_and_outcomes_with_a_mistake_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn models_are_listed_as_they_are_served() {
     let mut site = site(&[]).await;
+    // A pool is no worker.
+    let pool = pool_of_instance("store").unwrap();
+    site.tell_of(pool, 0, Tier::DEVICE, stored(2), 1).await;
     let list = site.http.get("/v1/models").await.json();
     let namespace = namespace().to_string();
     let expected = json!({

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::support::http::HttpClient;
 use crate::support::publisher::Publisher;
 use crate::support::{Client, PATIENCE, broker, daemon, eventually, skipped, subjects};
 
@@ -262,6 +263,43 @@ async fn a_pipeline_may_come_in_parts_and_prompts_may_follow_each_other() {
     // A key in the middle of a prompt finds nothing without the keys before it.
     router.exchange("PING\r\n", "+PONG\r\n").await;
     router.exchange(&hkeys(&all[2..3]), "*0\r\n").await;
+    daemon.stop().await;
+}
+
+/// Each part counts as an answer about the prompt so far. No part counts as a prompt of its own, which nobody would have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_comes_in_parts_counts_as_found() {
+    let broker = broker().await;
+    let settings = [("redis.listen", "127.0.0.1:0"), ("http.listen", "127.0.0.1:0")];
+    let daemon = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    // Other tests in this process do not use this model, so its counts are of this test.
+    let model = ModelKey::new("in-parts").speaking(model().scheme);
+    let (chains, namespace) = (model.chains().unwrap(), model.namespace().unwrap());
+    let keys = chains.sequence_hashes(&tokens(6 * 16), BlockSize::DEFAULT, None, None);
+    let pod = worker_of_instance("a").unwrap();
+    let mut publisher = Publisher::new(client.nats.clone(), &subjects(), &namespace, &pod, 0);
+    let stored = StoredBlocks::by_sequence(None, None, keys.clone());
+    publisher
+        .publish(Tier::DEVICE, vec![Event::Stored(stored)])
+        .await
+        .unwrap();
+    settles_in(&client, &namespace, 6).await;
+    let mut router = Router::connect(&daemon).await;
+    let expected = format!("*1\r\n{}", field("a", "gpu")).repeat(2);
+    for part in keys.chunks(2) {
+        router.write(hkeys(part).as_bytes()).await;
+        assert_eq!(router.read_like(&expected).await, expected);
+    }
+    let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
+    let metrics = String::from_utf8(http.get("/metrics").await.body).unwrap();
+    let answers = metrics
+        .lines()
+        .filter(|line| line.starts_with("kvatlas_query_answers_total{") && line.contains(namespace.as_str()));
+    let count = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap();
+    let (empty, found): (Vec<_>, Vec<_>) = answers.partition(|line| line.contains("\"empty\""));
+    let sum = |lines: Vec<&str>| lines.into_iter().map(count).sum::<u64>();
+    assert_eq!((sum(found), sum(empty)), (3, 0), "{metrics}");
     daemon.stop().await;
 }
 

@@ -242,6 +242,7 @@ async fn answer_for(
         batches_waiting: 0,
         unsized_holders: 0,
         refused_holders: 0,
+        unheard_holders: 0,
         holders: Vec::new(),
         gathered: None,
         behind_us: 0,

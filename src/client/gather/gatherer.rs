@@ -193,6 +193,11 @@ impl Gatherer {
         self.inbox.take_late()
     }
 
+    /// Returns the number of bytes of the replies that have come since the last call, in time or late.
+    pub fn take_reply_bytes(&self) -> u64 {
+        self.inbox.take_bytes()
+    }
+
     async fn gather(
         &self,
         subject: String,

@@ -29,6 +29,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 struct PendingRequests {
     requests: DashMap<u64, mpsc::Sender<Message>>,
     late: AtomicU64,
+    /// Number of bytes of the replies since the last call of [`ReplyInbox::take_bytes`].
+    bytes: AtomicU64,
 }
 
 /// Subscription on which replies arrive. It ends when the last clone is dropped.
@@ -121,10 +123,16 @@ impl ReplyInbox {
     pub(super) fn take_late(&self) -> u64 {
         self.waiting.late.swap(0, Ordering::Relaxed)
     }
+
+    /// Returns the number of bytes of all replies since the last call.
+    pub(super) fn take_bytes(&self) -> u64 {
+        self.waiting.bytes.swap(0, Ordering::Relaxed)
+    }
 }
 
 impl PendingRequests {
     fn route(&self, message: Message) {
+        self.bytes.fetch_add(message.length as u64, Ordering::Relaxed);
         let token = message.subject.rsplit('.').next().unwrap_or_default();
         let number = u64::from_str_radix(token, 16).ok();
         let is_taken = number

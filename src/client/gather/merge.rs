@@ -149,6 +149,7 @@ pub(super) fn merge_statuses(
         merged.behind_us = merged.behind_us.max(status.behind_us);
         merged.unsized_holders = merged.unsized_holders.saturating_add(status.unsized_holders);
         merged.refused_holders = merged.refused_holders.saturating_add(status.refused_holders);
+        merged.unheard_holders = merged.unheard_holders.saturating_add(status.unheard_holders);
         merged.holders.extend(status.holders);
     }
     merged

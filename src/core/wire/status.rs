@@ -70,6 +70,10 @@ pub struct StatusReply {
     /// 0.
     #[serde(default)]
     pub refused_holders: u32,
+    /// Whether further holders may exist, of which nothing has been heard or applied yet. A daemon counts all of them
+    /// together as one, so this is at most 1, or the number of shards. Absent if it is 0.
+    #[serde(default)]
+    pub unheard_holders: u32,
     /// All holders, ordered by worker and rank.
     pub holders: Vec<HolderStatusReply>,
     /// Shards whose replies were combined into this reply. Absent in a daemon's own reply.
@@ -99,10 +103,11 @@ impl StatusReply {
 }
 
 impl StatusReply {
-    /// Whether the state of every holder is certain, all holders are registered, and no shard is missing.
+    /// Whether the state of every holder is certain, all holders are registered and heard of, and no shard is missing.
     pub fn is_exact(&self) -> bool {
         let is_whole = |gathered: &Gathered| gathered.missing.is_empty();
         self.refused_holders == 0
+            && self.unheard_holders == 0
             && self.gathered.as_ref().is_none_or(is_whole)
             && self.holders.iter().all(|holder| holder.exact)
     }
@@ -140,6 +145,9 @@ impl Message for StatusReply {
         }
         if self.refused_holders != 0 || entries.wants_defaults() {
             entries.number("refused_holders", u64::from(self.refused_holders))?;
+        }
+        if self.unheard_holders != 0 || entries.wants_defaults() {
+            entries.number("unheard_holders", u64::from(self.unheard_holders))?;
         }
         entries.maps("holders", &self.holders)?;
         if let Some(gathered) = &self.gathered {

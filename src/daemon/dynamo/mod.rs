@@ -23,6 +23,7 @@
 //! The bridge asks workers over the same plane, with the same messages.
 
 mod answer;
+mod destinations;
 mod discovery;
 mod messages;
 mod serve;

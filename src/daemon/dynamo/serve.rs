@@ -22,7 +22,9 @@ use crate::start_error::{StartError, bind};
 use kvatlas_config::{DynamoComponent, DynamoConfig};
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::admin::Latch;
-use kvatlas_process::broker::{Buffer, ConnectionNotice, RefusedSubscriptions, connect_counted};
+use kvatlas_process::broker::{
+    Buffer, ConnectionNotice, Intake, RefusedSubscriptions, SubscribeError, connect_counted,
+};
 use kvatlas_process::instance_name;
 use kvatlas_process::listener::{Acceptor, ConnectionLimits, Place};
 use kvatlas_process::presence::advertised;
@@ -32,6 +34,7 @@ use kvatlas_telemetry::{
 };
 
 use super::answer::Indexer;
+use super::destinations::Destinations;
 use super::discovery::keep_record;
 use super::messages::{ENDPOINT, Instance, MessageError, ReplyTo, RequestTransport, read_request, response};
 
@@ -42,6 +45,9 @@ const ANSWERS_MAX: usize = 256;
 /// Maximum number of answers that are sent at the same time. Further answers wait. Each of these still holds one of the
 /// `ANSWERS_MAX` permits.
 const SENDINGS_MAX: usize = 1024;
+/// Maximum time to connect to a router for its answer. Shorter than the usual time for the whole answer, so that an
+/// address from which nothing comes back does not hold its share for so long. Suffices for a lost packet.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of connections that stay open after their answer was sent, until the router ends them. The daemon
 /// ends further connections at once.
 const ENDINGS_MAX: usize = 1024;
@@ -91,8 +97,10 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), S
         },
         answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
         sendings: Semaphore::new(SENDINGS_MAX),
+        destinations: Destinations::default(),
         endings: Semaphore::new(ENDINGS_MAX),
         room: Arc::new(Semaphore::new(config.max_receiving_bytes / ROOM_BYTES)),
+        room_bytes_max: config.max_receiving_bytes,
         idle_timeout: config.idle_timeout,
         request_timeout: config.request_timeout,
         metrics: DynamoMetrics::new(),
@@ -112,24 +120,8 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), S
     };
     let instances: Vec<Instance> = config.components.iter().map(|one| instance(one, &seed)).collect();
     if transport == RequestTransport::Nats {
-        let buffer = Buffer::of_messages(WAITING_MAX);
-        let of_instance = |instance: &Instance| ([instance.subject()], RefusedSubscriptions::default());
-        let refused: Vec<_> = instances.iter().map(of_instance).collect();
-        let counted = refused.clone();
-        let notice = move |notice: &ConnectionNotice| {
-            let ConnectionNotice::Refused(refusal) = notice else {
-                return;
-            };
-            let concerned = counted.iter().filter(|(own, _)| refusal.is_subscription_to(own));
-            concerned.for_each(|(_, refused)| refused.count());
-        };
-        let client = connect_counted(&shared.nats, Connection::Queries, "dynamo", buffer, notice).await?;
-        for (instance, (_, refused)) in instances.iter().zip(refused) {
-            let (client, service) = (client.clone(), Arc::clone(&service));
-            let group = shared.config.queries.queue_group.clone();
-            stage
-                .tasks
-                .spawn(serve_subject(client, instance.clone(), group, service, refused));
+        for instance in &instances {
+            start_subject(shared, stage, instance, Arc::clone(&service)).await?;
         }
     }
     if let Some(discovery) = &config.discovery {
@@ -167,9 +159,11 @@ struct Service {
     indexer: Indexer,
     answers: Arc<Semaphore>,
     sendings: Semaphore,
+    destinations: Destinations,
     endings: Semaphore,
-    /// Memory for requests over TCP, reserved until they are answered: one permit for each `ROOM_BYTES`.
+    /// Memory for requests, reserved until they are answered: one permit for each `ROOM_BYTES`.
     room: Arc<Semaphore>,
+    room_bytes_max: usize,
     idle_timeout: Duration,
     /// Maximum time for a request to arrive. Also the maximum time for the router to take its answer.
     request_timeout: Duration,
@@ -182,7 +176,7 @@ struct Service {
 impl Service {
     /// Starts a task that answers a request to the endpoint with the path `endpoint`. Before that, waits until fewer
     /// than `ANSWERS_MAX` requests are being answered. `room` is the memory reserved for the message.
-    async fn take(self: &Arc<Self>, message: Bytes, room: Option<OwnedSemaphorePermit>, endpoint: String) {
+    async fn take(self: &Arc<Self>, message: Bytes, room: OwnedSemaphorePermit, endpoint: String) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
         };
@@ -233,10 +227,14 @@ impl Service {
         permit: OwnedSemaphorePermit,
     ) -> DynamoOutcome {
         let sending = async {
+            // Beyond its share, an address gets nothing: to wait would hold up the answers to others.
+            let share = self.destinations.begin(&reply_to.address);
+            let share =
+                share.ok_or_else(|| io::Error::other("too many answers to this address are on their way"))?;
             let under_way = self.sendings.acquire().await;
             drop(permit);
             let mut stream = timeout(self.request_timeout, write(reply_to, answer)).await??;
-            drop(under_way);
+            drop((under_way, share));
             match self.endings.try_acquire() {
                 Ok(_ending) => end(&mut stream).await,
                 Err(_) => Ok(()),
@@ -271,6 +269,14 @@ impl Service {
             io::Error::other("requests take too much room (dynamo.max_receiving_bytes)")
         })
     }
+
+    /// Reserves memory for a request of `bytes` bytes, which waits until there is enough. A request that is larger than
+    /// all of the memory gets all of it. `None` only if the memory is given up.
+    async fn room_awaited(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let units = (bytes.min(self.room_bytes_max) / ROOM_BYTES).max(1);
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        Arc::clone(&self.room).acquire_many_owned(units).await.ok()
+    }
 }
 
 fn log_unreadable(error: &MessageError) {
@@ -281,7 +287,8 @@ fn log_unreadable(error: &MessageError) {
 
 /// Connects to a router, and writes the answer. Returns the connection.
 async fn write(reply_to: &ReplyTo, answer: Bytes) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect(&reply_to.address).await?;
+    let connecting = TcpStream::connect(&reply_to.address);
+    let mut stream = timeout(CONNECT_TIMEOUT, connecting).await??;
     stream.set_nodelay(true)?;
     stream.write_all(&answer).await?;
     Ok(stream)
@@ -332,61 +339,106 @@ async fn settled(service: &Service) -> bool {
     service.stop.run_until_cancelled(settling).await.is_some()
 }
 
-/// Serves the requests to an instance over NATS, once this replica takes queries. Replicas form a queue group, so each
-/// request reaches one of them. When the daemon stops, requests that NATS has already sent here are still answered,
-/// because routers have no fallback.
-async fn serve_subject(
-    client: Client,
-    instance: Instance,
-    group: String,
+/// Starts to serve the requests to an instance over NATS, on a connection of its own. A task that takes all messages of its
+/// connection can tell how many bytes wait there.
+async fn start_subject(
+    shared: &Shared,
+    stage: &Stage,
+    instance: &Instance,
     service: Arc<Service>,
-    refused: RefusedSubscriptions,
-) {
-    if !settled(&service).await {
-        return;
-    }
-    let (subject, endpoint) = (instance.subject(), endpoint_path(&instance.component));
-    let mut refusals = refused.watch();
-    let join = || QueueMember::join(&client, subject.clone(), None, &group);
-    let mut member = match join().await {
-        Ok(member) => member,
-        Err(error) => return tracing::error!(%error, subject, "Dynamo's routers cannot be served"),
+) -> Result<(), StartError> {
+    let (buffer, intake) = Buffer::of_bytes(WAITING_MAX, shared.config.events.subscription_bytes);
+    let (own, refused) = ([instance.subject()], RefusedSubscriptions::default());
+    let counted = refused.clone();
+    let notice = move |notice: &ConnectionNotice| match notice {
+        ConnectionNotice::Refused(refusal) if refusal.is_subscription_to(&own) => counted.count(),
+        _ => {}
     };
-    loop {
-        let message = tokio::select! {
-            () = service.stop.cancelled() => break,
-            message = member.next() => message,
-            Ok(()) = refusals.changed() => {
-                // The server may give the right back.
-                service.stop.run_until_cancelled(sleep(REJOIN_PAUSE)).await;
-                match join().await {
-                    Ok(again) => member = again,
-                    Err(_) => break,
-                }
-                continue;
-            }
-        };
-        let Some(message) = message else { break };
-        take_message(&client, message, &endpoint, &service).await;
-    }
-    while let Some(message) = member.next_until_left().await {
-        take_message(&client, message, &endpoint, &service).await;
-    }
-    let _ = client.flush().await;
+    let client = connect_counted(&shared.nats, Connection::Queries, "dynamo", buffer, notice).await?;
+    let watching = Arc::clone(&intake).watch(client.clone());
+    stage
+        .tasks
+        .spawn(stage.stop.clone().run_until_cancelled_owned(watching));
+    let requests = SubjectRequests {
+        client,
+        intake,
+        subject: instance.subject(),
+        group: shared.config.queries.queue_group.clone(),
+    };
+    let endpoint = endpoint_path(&instance.component);
+    stage.tasks.spawn(requests.serve(endpoint, service, refused));
+    Ok(())
 }
 
-/// Acknowledges a request over NATS, and answers it. The router waits first for the acknowledgement, then for the
-/// answer. Drops a request whose reply subject is a subject of the contract or of the server, because subscribers other
-/// than the router could read the acknowledgement.
-async fn take_message(client: &Client, message: Message, endpoint: &str, service: &Arc<Service>) {
-    if let Some(reply) = message.reply {
-        if !service.subjects.may_reply_to(&reply) {
-            let requests = &service.metrics.requests;
-            return requests.get(DynamoOutcome::ForbiddenReplySubject).increment(1);
+/// Requests to an instance over NATS.
+struct SubjectRequests {
+    client: Client,
+    intake: Arc<Intake>,
+    subject: String,
+    group: String,
+}
+
+impl SubjectRequests {
+    /// Serves the requests, once this replica takes queries. Replicas form a queue group, so each request reaches one of
+    /// them. When the daemon stops, requests that NATS has already sent here are still answered, because routers have no
+    /// fallback. The same holds when the server withdraws the right to the subject.
+    async fn serve(self, endpoint: String, service: Arc<Service>, refused: RefusedSubscriptions) {
+        if !settled(&service).await {
+            return;
         }
-        let _ = client.publish(reply, Bytes::new()).await;
+        let mut refusals = refused.watch();
+        let mut member = match self.join().await {
+            Ok(member) => member,
+            Err(error) => {
+                let subject = self.subject;
+                return tracing::error!(%error, subject, "Dynamo's routers cannot be served");
+            }
+        };
+        loop {
+            let message = tokio::select! {
+                () = service.stop.cancelled() => break,
+                message = member.next_counted(&self.intake) => message,
+                Ok(()) = refusals.changed() => {
+                    for message in member.ended().await {
+                        self.take(message, &endpoint, &service).await;
+                    }
+                    // The server may give the right back.
+                    service.stop.run_until_cancelled(sleep(REJOIN_PAUSE)).await;
+                    match self.join().await {
+                        Ok(again) => member = again,
+                        Err(_) => return,
+                    }
+                    continue;
+                }
+            };
+            let Some(message) = message else { break };
+            self.take(message, &endpoint, &service).await;
+        }
+        while let Some(message) = member.next_until_left().await {
+            self.take(message, &endpoint, &service).await;
+        }
+        let _ = self.client.flush().await;
     }
-    service.take(message.payload, None, endpoint.to_owned()).await;
+
+    async fn join(&self) -> Result<QueueMember, SubscribeError> {
+        QueueMember::join(&self.client, self.subject.clone(), None, &self.group).await
+    }
+
+    /// Acknowledges a request, and answers it. The router waits first for the acknowledgement, then for the answer. Drops a
+    /// request whose reply subject is a subject of the contract or of the server, because subscribers other than the
+    /// router could read the acknowledgement.
+    async fn take(&self, message: Message, endpoint: &str, service: &Arc<Service>) {
+        if let Some(reply) = message.reply {
+            if !service.subjects.may_reply_to(&reply) {
+                let requests = &service.metrics.requests;
+                return requests.get(DynamoOutcome::ForbiddenReplySubject).increment(1);
+            }
+            let _ = self.client.publish(reply, Bytes::new()).await;
+        }
+        if let Some(room) = service.room_awaited(message.payload.len()).await {
+            service.take(message.payload, room, endpoint.to_owned()).await;
+        }
+    }
 }
 
 /// Opens the TCP listener for routers. Returns its address for the discovery record.
@@ -449,7 +501,7 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
             payload,
             room,
         } = received;
-        service.take(payload, Some(room), endpoint).await;
+        service.take(payload, room, endpoint).await;
         place.note_waits(true);
     }
 }

@@ -73,15 +73,28 @@ impl TokenFile {
         }
     }
 
+    /// Lets `token` count from now on, as a reload does.
+    #[cfg(all(test, feature = "redis"))]
+    pub(crate) fn replace(&self, token: &str) {
+        self.token.replace(Secret::new(token));
+    }
+
     /// Whether a request has the token.
     pub(crate) fn allows(&self, headers: &HeaderMap) -> bool {
         is_allowed(headers, &self.token.now())
     }
 
-    /// Whether `given` is the token.
+    /// Returns the token if `given` equals it. [`Self::is_present`] tells later whether the token still counts.
     #[cfg(any(test, feature = "redis"))]
-    pub(crate) fn is(&self, given: &[u8]) -> bool {
-        is_same(given, self.token.now().expose().as_bytes())
+    pub(crate) fn accept(&self, given: &[u8]) -> Option<Arc<Secret>> {
+        let token = Arc::clone(&self.token.now());
+        is_same(given, token.expose().as_bytes()).then_some(token)
+    }
+
+    /// Whether no other token has replaced `token`, which [`Self::accept`] has returned.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_present(&self, token: &Arc<Secret>) -> bool {
+        Arc::ptr_eq(&self.token.now(), token)
     }
 }
 
@@ -243,16 +256,16 @@ mod tests {
         assert!(files.read("grpc.token_file", None).unwrap().is_none());
         write(["c", "no token"]);
         assert!(matches!(files.read_again(), Err(TokenError::NoToken { .. })));
-        assert!(one.is(b"a") && other.is(b"b"));
+        assert!(one.accept(b"a").is_some() && other.accept(b"b").is_some());
         write(["c", "b"]);
         assert_eq!(files.read_again().unwrap().replace(), ["http.token_file"]);
-        assert!(one.is(b"c") && !one.is(b"a") && other.is(b"b"));
+        assert!(one.accept(b"c").is_some() && one.accept(b"a").is_none() && other.accept(b"b").is_some());
         // A file may go when its setting names another.
         write(["c", "d"]);
         std::fs::remove_file(&paths[0]).unwrap();
         assert!(matches!(files.read_again(), Err(TokenError::Read { .. })));
         let read = files.read_again_except(&["http.token_file"]).unwrap();
         assert_eq!(read.replace(), ["redis.token_file"]);
-        assert!(one.is(b"c") && other.is(b"d"));
+        assert!(one.accept(b"c").is_some() && other.accept(b"d").is_some());
     }
 }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Serialize;
 
-use kvatlas_core::wire::ModelKey;
+use kvatlas_core::wire::{ModelKey, is_pool};
 
 use super::error::HttpRefusal;
 use super::shared::{HttpShared, json_response};
@@ -35,7 +35,8 @@ pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Resp
             // A namespace whose name is not made from a model counts as a model of that name.
             let key = ModelKey::of_namespace(&name);
             let key = key.unwrap_or_else(|| ModelKey::new(name.to_string()));
-            let workers: BTreeSet<_> = status.holders.iter().map(|holder| &holder.worker).collect();
+            let workers = status.holders.iter().map(|holder| &holder.worker);
+            let workers: BTreeSet<_> = workers.filter(|worker| !is_pool(worker)).collect();
             ModelJson {
                 id: key.model,
                 object: "model",

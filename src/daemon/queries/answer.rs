@@ -92,6 +92,15 @@ impl Answerer {
         }
     }
 
+    /// Returns an answerer whose answers are neither counted nor sampled.
+    #[cfg(feature = "redis")]
+    pub(super) fn uncounted(&self) -> Self {
+        Self {
+            sample: None,
+            ..self.clone()
+        }
+    }
+
     /// Reads a request that came on a query subject.
     pub(super) fn read_query(
         &self,
@@ -156,8 +165,10 @@ impl Answerer {
     /// Returns the status of a namespace: facts about each holder, such as the last batch that has been applied.
     /// `batches_waiting` is the number of messages that wait for a lane.
     pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
+        // Read before the holders, which may lack a publisher that appears in between.
+        let is_listed = self.trust.is_listed();
         let look = self.freshness.look(&namespace.name);
-        status(namespace, &self.trust, &look, batches_waiting)
+        status(namespace, &self.trust, &look, is_listed, batches_waiting)
     }
 
     /// Returns the present bounds on requests.

@@ -25,6 +25,7 @@ use kvatlas_telemetry::labels::{QueryKind, ReplyDropReason};
 use super::answer::{Answer, encode_status};
 use super::missing::MissingShards;
 use super::observed::Observers;
+use super::request_room::{RequestRoom, keep_alone};
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::shards::ShardAsker;
 use super::turns::Connected;
@@ -36,6 +37,8 @@ pub(super) struct GatewaySettings {
     pub(super) deadline: Duration,
     /// Maximum number of requests for which shards are asked at the same time.
     pub(super) gathers_max: usize,
+    /// Maximum number of bytes of the large requests that wait for the shards at the same time.
+    pub(super) waiting_bytes_max: usize,
     /// Bounds on the size of requests.
     pub(super) limits: Live<WireLimits>,
     /// Observers (counts and trace spans) that see every request.
@@ -48,6 +51,8 @@ pub(super) struct GatewaySettings {
 pub(crate) struct Gateway {
     served: ServedRequests,
     under_way: TaskTracker,
+    /// Memory for large requests that wait for the shards.
+    room: RequestRoom,
     parts: Arc<Parts>,
     connected: Connected,
 }
@@ -75,6 +80,7 @@ impl Gateway {
         let (client, subjects) = (&connected.client, served.subjects());
         let (gathers_max, deadline) = (settings.gathers_max, settings.deadline);
         let missing = Arc::clone(&settings.missing);
+        let room = RequestRoom::new(settings.waiting_bytes_max);
         let parts = Parts {
             asker: ShardAsker::new(client.clone(), subjects, gathers_max, deadline, missing).await?,
             responder: Responder::new(client.clone(), subjects.clone(), None),
@@ -84,6 +90,7 @@ impl Gateway {
         Ok(Self {
             served,
             under_way: TaskTracker::new(),
+            room,
             parts: Arc::new(parts),
             connected,
         })
@@ -109,6 +116,10 @@ impl Gateway {
         subscribed();
         let mut rights = pin!(self.parts.asker.try_rights());
         loop {
+            // The shards' replies come on the same connection.
+            self.connected
+                .intake
+                .took_bytes(self.parts.asker.take_reply_bytes());
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = &mut rights => {}
@@ -128,14 +139,18 @@ impl Gateway {
         Ok(())
     }
 
-    async fn serve(&self, asked: Asked, message: Message) {
+    async fn serve(&self, asked: Asked, mut message: Message) {
         let parts = &self.parts;
         let Some(reply_to) = message.reply.clone() else {
             let errors = &parts.responder.errors;
             return errors.reply_dropped(ReplyDropReason::NoReplySubject, &message.subject);
         };
-        let permit = match parts.asker.enter() {
-            Ok(permit) => permit,
+        let entered = parts.asker.enter().and_then(|permit| {
+            let room = self.room.take_if_large(message.payload.len())?;
+            Ok((permit, room))
+        });
+        let permits = match entered {
+            Ok(permits) => permits,
             Err(error) => {
                 let observers = &parts.settings.observers;
                 let span = observers.begin(asked, &message);
@@ -143,9 +158,10 @@ impl Gateway {
                 return parts.responder.send(reply_to, Err(error)).await;
             }
         };
+        keep_alone(&mut message);
         let parts = Arc::clone(parts);
         self.under_way
-            .spawn(parts.answer(asked, message, reply_to, permit));
+            .spawn(parts.answer(asked, message, reply_to, permits));
     }
 }
 
@@ -155,7 +171,7 @@ impl Parts {
         asked: Asked,
         message: Message,
         reply_to: Subject,
-        permit: OwnedSemaphorePermit,
+        (permit, room): (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
     ) {
         let started = Instant::now();
         let observers = &self.settings.observers;
@@ -171,6 +187,7 @@ impl Parts {
             Asked::Status => self.status(&message, headers).await.map(counted),
         };
         observers.end(asked, span, started.elapsed(), reply.as_ref().err());
+        drop((message, room));
         self.responder.send(reply_to, reply.map(Bytes::from)).await;
         drop(permit);
     }

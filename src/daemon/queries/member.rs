@@ -16,6 +16,8 @@ use async_nats::{Client, Message};
 use futures_util::{FutureExt, StreamExt};
 use tokio::task::coop::has_budget_remaining;
 
+#[cfg(feature = "dynamo")]
+use kvatlas_process::broker::Intake;
 use kvatlas_process::broker::SubscribeError;
 
 /// Number of messages after which the server ends the subscription, once a member leaves its queue group. The number
@@ -32,6 +34,9 @@ const FILL_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum number of times that a leaving member sends fillers again. In a group of M members, the server gives only
 /// one filler in M to the leaving member.
 const FILLS_MAX: u32 = 200;
+
+/// Maximum time to wait for the last messages of a subscription that has ended.
+const ENDED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Membership in a NATS queue group.
 pub(crate) struct QueueMember {
@@ -77,6 +82,40 @@ impl QueueMember {
                 return Some(message);
             }
         }
+    }
+
+    /// Waits for the next request as [`Self::next`] does. Tells `intake`, the count of waiting bytes, which messages were
+    /// taken. The member must be the only one that takes messages from its connection.
+    #[cfg(feature = "dynamo")]
+    pub(crate) async fn next_counted(&mut self, intake: &Intake) -> Option<Message> {
+        loop {
+            let (received, can_tell) = (intake.received(), has_budget_remaining());
+            if let Some(message) = self.next_received() {
+                intake.took(&message);
+                return Some(message);
+            }
+            if can_tell {
+                intake.took_all(received);
+            }
+            tokio::select! {
+                message = self.next() => return message.inspect(|message| intake.took(message)),
+                () = intake.asked() => {}
+            }
+        }
+    }
+
+    /// Ends the subscription at once, because the server has ended it or because another one has replaced it. Returns
+    /// the requests that still came. If the server does not confirm the end in time, its messages are given up.
+    pub(crate) async fn ended(mut self) -> Vec<Message> {
+        let mut left = Vec::new();
+        let draining = async {
+            let _ = self.messages.drain().await;
+            while let Some(message) = self.next().await {
+                left.push(message);
+            }
+        };
+        let _ = tokio::time::timeout(ENDED_PATIENCE, draining).await;
+        left
     }
 
     /// Returns the next request while the member leaves its group. The buffered requests come first. Then come the
@@ -172,5 +211,32 @@ impl QueueMember {
             }
         }
         let _ = self.client.flush().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_membership_that_ends_gives_the_requests_that_have_come() {
+        let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
+            .await
+            .unwrap();
+        let client = async_nats::connect(broker.url()).await.unwrap();
+        let subject = "requests".to_owned();
+        let member = QueueMember::join(&client, subject.clone(), None, "group")
+            .await
+            .unwrap();
+        for number in 0..64_u8 {
+            let payload = Bytes::from(vec![number]);
+            client.publish(subject.clone(), payload).await.unwrap();
+        }
+        let left = member.ended().await;
+        let numbers: Vec<u8> = left.iter().map(|message| message.payload[0]).collect();
+        assert_eq!(numbers, (0..64).collect::<Vec<u8>>());
     }
 }

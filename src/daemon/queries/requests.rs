@@ -24,8 +24,6 @@ const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(2),
 };
-/// Maximum time to wait for the last messages of subscriptions that new ones have replaced.
-const REPLACED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Requests that a daemon answers, described by their subjects and the queue group that shares them.
 #[derive(Debug, Clone)]
@@ -189,22 +187,11 @@ impl Requests {
     }
 
     /// Ends these subscriptions, because new ones have replaced them. Returns the requests that still came on them.
-    async fn replaced(mut self) -> VecDeque<(Asked, Message)> {
-        let mut left = VecDeque::new();
-        let draining = async {
-            for (asked, member) in [
-                (Asked::Query, &mut self.queries),
-                (Asked::Status, &mut self.statuses),
-            ] {
-                let _ = member.messages.drain().await;
-                while let Some(message) = member.next().await {
-                    left.push_back((asked, message));
-                }
-            }
-        };
-        // If the server does not answer in time, its messages are given up.
-        let _ = tokio::time::timeout(REPLACED_PATIENCE, draining).await;
-        left
+    async fn replaced(self) -> VecDeque<(Asked, Message)> {
+        let (queries, statuses) = tokio::join!(self.queries.ended(), self.statuses.ended());
+        let queries = queries.into_iter().map(|message| (Asked::Query, message));
+        let statuses = statuses.into_iter().map(|message| (Asked::Status, message));
+        queries.chain(statuses).collect()
     }
 
     /// Returns the next request while the daemon leaves the queue group. Returns `None` once there is no further

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use async_nats::{Message, Subject};
 use bytes::Bytes;
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::lanes::LanePool;
 use crate::responder::{Responder, check_size, check_status_size};
 use crate::traces::OpenSpan;
-use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryRequest, WireError};
+use kvatlas_core::wire::{NamespaceName, QueryRequest, WireError};
 use kvatlas_process::broker::{LastingSubscription, SubscribeError};
 use kvatlas_telemetry::QueryMetricsByNamespace;
 use kvatlas_telemetry::labels::ReplyDropReason;
@@ -22,22 +22,14 @@ use super::answer::{Answer, Answerer};
 use super::heavy::HeavyRequest;
 use super::observed::Observers;
 use super::reply_memory::ReplyMemory;
+use super::request_room::{LARGE_BYTES, RequestRoom, keep_alone};
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::turns::Connected;
 
-/// Size in bytes above which a request is *large*. For a query, its own length counts; for a status request, the
-/// length of its reply. Large requests are answered one after the other, and small requests do not wait for them.
-const LARGE_BYTES: usize = 32 << 10;
-/// Maximum length of a waiting request that is copied, in bytes. A request that is not copied keeps in memory
-/// everything that the client library read together with it.
-const COPIED_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of received requests that are answered in a row before the task checks for other work.
 const REQUESTS_AT_ONCE: usize = 64;
 /// Maximum number of replies that the task makes in a row before it lets the connection write them.
 const REPLIES_AT_ONCE: usize = 32;
-/// Number of bytes that one permit of the memory for large requests stands for. A permit cannot be a single byte,
-/// because a semaphore counts permits in 32 bits.
-const BYTES_PER_UNIT: usize = 1024;
 
 /// Service that answers queries on one connection.
 pub(crate) struct QueryService {
@@ -69,37 +61,6 @@ struct RequestInProgress {
     span: Option<OpenSpan>,
     reply_to: Subject,
     room: Option<OwnedSemaphorePermit>,
-}
-
-/// Memory for requests that wait on one connection. Clones share the same memory.
-#[derive(Clone)]
-struct RequestRoom {
-    units: Arc<Semaphore>,
-    bytes_max: usize,
-}
-
-impl RequestRoom {
-    fn new(bytes_max: usize) -> Self {
-        Self {
-            units: Arc::new(Semaphore::new((bytes_max / BYTES_PER_UNIT).max(1))),
-            bytes_max,
-        }
-    }
-
-    /// Reserves memory for a request of `bytes` that waits. Fails if too many bytes wait already.
-    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WireError> {
-        // A request that is larger than the room gets all of it when no other request waits.
-        let units = bytes.min(self.bytes_max).div_ceil(BYTES_PER_UNIT);
-        let units = u32::try_from(units).unwrap_or(u32::MAX);
-        Arc::clone(&self.units).try_acquire_many_owned(units).map_err(|_| {
-            let text = format!(
-                "large requests of {} bytes wait on this connection already (queries.max_waiting_bytes); ask again later, \
-                 or for less at once",
-                self.bytes_max
-            );
-            WireError::new(ErrorCode::TooManyRequests, text)
-        })
-    }
 }
 
 impl QueryService {
@@ -237,9 +198,7 @@ impl QueryService {
 
     /// Answers a large request (many bytes) when its turn has come: large requests are answered one after the other.
     fn serve_large(&self, asked: Asked, mut message: Message, room: OwnedSemaphorePermit) {
-        if message.payload.len() <= COPIED_BYTES_MAX {
-            message.payload = Bytes::copy_from_slice(&message.payload);
-        }
+        keep_alone(&mut message);
         let large = Arc::clone(&self.large);
         self.answering.tasks.spawn(async move {
             let mut turn = large.lock().await;
@@ -374,27 +333,5 @@ impl ConnectionAnswerer {
             let reply = self.answerer.answer_roster(&message.payload);
             self.responder.send(reply_to, reply.map(Bytes::from)).await;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn large_requests_are_refused_where_too_many_wait() {
-        let large = RequestRoom::new(256 << 10);
-        let first = large.take(100 << 10).unwrap();
-        let second = large.take(100 << 10).unwrap();
-        let refused = large.take(100 << 10).unwrap_err();
-        assert_eq!(refused.code, ErrorCode::TooManyRequests);
-        assert!(refused.text.contains("queries.max_waiting_bytes"), "{refused}");
-        drop(first);
-        let third = large.take(100 << 10).unwrap();
-        drop((second, third));
-        // A request that is larger than the whole room is answered alone.
-        let alone = large.take(1 << 20).unwrap();
-        assert!(large.take(1 << 10).is_err());
-        drop(alone);
     }
 }

@@ -200,14 +200,18 @@ impl ShardAsker {
         self.check_size(&payload)?;
         let merged = self.reports.report(subject, payload, self.deadline).await;
         // Answers to queries do not lack a shard that takes no hints. So a shard without a reply is not counted as
-        // missing, and only failures are counted.
+        // missing, and a report without an answer is no outage. Only failures are counted.
         let Merged { reply, gathered, .. } = merged.map_err(|error| match error {
             ClientError::NoDaemon { .. } => {
                 self.metrics.gathered(GatherOutcome::Unanswered);
                 let text = "no shard takes this report; start the shards, for hints with hints.ttl_ms";
                 WireError::new(ErrorCode::Unavailable, text)
             }
-            error => self.failed(&error),
+            error => self.unanswered(&error, || {
+                format!(
+                    "no shard answered this report: {error}; ask again, or see in the gateway's log whether the NATS server refuses it"
+                )
+            }),
         })?;
         let taken = reply.inspect_err(|_| self.metrics.gathered(GatherOutcome::Refused))?;
         Ok((taken, gathered))
@@ -326,30 +330,66 @@ impl ShardAsker {
         reply
     }
 
-    /// Counts a failed request to the shards, and returns the error for the client. Either no shard has answered it, or
-    /// one has refused it with a code of a later version. Notes an outage, except for a request that was refused or could
-    /// not be sent.
+    /// Counts a failed question to the shards, and returns the error for the client, see [`Self::unanswered`]. Notes an
+    /// outage, except for a question that was refused or could not be sent.
     fn failed(&self, error: &ClientError) -> WireError {
-        let words = error.to_string();
-        if let ClientError::RefusedOtherwise { .. } = error {
-            self.metrics.gathered(GatherOutcome::Refused);
-            return WireError::new(
-                ErrorCode::BadRequest,
-                format!("a shard refuses the request: {words}"),
-            );
-        }
-        self.metrics.gathered(GatherOutcome::Unanswered);
         if let ClientError::NoDaemon { .. } | ClientError::TimedOut { .. } | ClientError::Connection(_) =
             error
         {
-            self.missing.note_outage(&words, unix_time_us());
+            self.missing.note_outage(&error.to_string(), unix_time_us());
         }
-        let text = match self.missing.refused(unix_time_us()) {
+        self.unanswered(error, || match self.missing.refused(unix_time_us()) {
             Some(refusal) => format!(
                 "the NATS server does not let the gateway ask the shards: {refusal}; give its user the rights of a gateway"
             ),
-            None => format!("no shard answered the gateway: {words}; ask again, or start the shards"),
-        };
-        WireError::new(ErrorCode::Unavailable, text)
+            None => format!("no shard answered the gateway: {error}; ask again, or start the shards"),
+        })
+    }
+
+    /// Counts a failed request to the shards, and returns the error for the client. One shard has refused the request
+    /// with a code of a later version, or none has answered it, which `unavailable` puts into words.
+    fn unanswered(&self, error: &ClientError, unavailable: impl FnOnce() -> String) -> WireError {
+        if let ClientError::RefusedOtherwise { .. } = error {
+            self.metrics.gathered(GatherOutcome::Refused);
+            let text = format!("a shard refuses the request: {error}");
+            return WireError::new(ErrorCode::BadRequest, text);
+        }
+        self.metrics.gathered(GatherOutcome::Unanswered);
+        WireError::new(ErrorCode::Unavailable, unavailable())
+    }
+
+    /// Returns the approximate number of bytes of the replies that have been taken from the connection since the last
+    /// call.
+    pub(super) fn take_reply_bytes(&self) -> u64 {
+        self.gatherer.take_reply_bytes() + self.reports.take_reply_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_report_without_an_answer_is_no_outage() {
+        let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
+            .await
+            .unwrap();
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        // The connection has a subscription to everything, and nobody answers.
+        let _silent = nats.subscribe("kvatlas.>").await.unwrap();
+        let (subjects, missing) = (
+            Subjects::new("kvatlas").unwrap(),
+            Arc::new(MissingShards::default()),
+        );
+        let deadline = Duration::from_millis(1);
+        let asker = ShardAsker::new(nats, &subjects, 1, deadline, Arc::clone(&missing));
+        let (asker, namespace) = (asker.await.unwrap(), NamespaceName::new("m").unwrap());
+        let refused = asker.tell_hints(&namespace, Vec::new()).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Unavailable);
+        assert_eq!(missing.outage(unix_time_us()), None);
+        asker.status(&namespace, HeaderMap::new()).await.unwrap_err();
+        assert!(missing.outage(unix_time_us()).is_some());
     }
 }

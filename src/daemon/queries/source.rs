@@ -205,6 +205,24 @@ impl Source {
         Found::of_reply(reply, depth)
     }
 
+    /// Finds holders as [`Self::find`] does, of all workers, but does not count the answer and takes no sample of it. In a
+    /// gateway, the shards count it nevertheless.
+    #[cfg(feature = "redis")]
+    pub(crate) async fn find_uncounted(
+        &self,
+        name: &NamespaceName,
+        key: &QueryKey,
+    ) -> Result<Found, WireError> {
+        let Self::Here(index) = self else {
+            return self.find(name, key, None).await;
+        };
+        let reply = index
+            .answerer
+            .uncounted()
+            .answer_unsorted(name, &dialect_query(key, None))?;
+        Found::of_reply(reply, index.dialect_depth)
+    }
+
     /// Whether no events for the namespace `name` have come. A gateway only knows the shards' answer: it returns true
     /// if `error` is "unknown namespace".
     pub(crate) fn is_unheard(&self, name: &NamespaceName, error: &WireError) -> bool {

@@ -95,16 +95,21 @@ pub(crate) async fn start_queries(
                     _ = is_settled.wait_for(|settled| *settled) => {}
                     () = stop.cancelled() => return Ok(()),
                 }
-                let mut serving = pin!(service.run(stop, subscribed));
-                tokio::select! {
-                    served = &mut serving => served,
-                    () = watching => serving.await,
-                }
+                beside(watching, service.run(stop, subscribed)).await
             }
         };
         serve_in_turns(&stage, connector, first, serve);
     }
     Ok(stage)
+}
+
+/// Serves until `serving` ends, and runs `watching` beside it.
+async fn beside<T>(watching: impl Future<Output = ()>, serving: impl Future<Output = T>) -> T {
+    let mut serving = pin!(serving);
+    tokio::select! {
+        served = &mut serving => served,
+        () = watching => serving.await,
+    }
 }
 
 /// Starts a task that waits until events are followed, and then until this daemon knows as much as another replica.
@@ -147,6 +152,7 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
     let settings = GatewaySettings {
         deadline: config.gateway.deadline,
         gathers_max: gathers_max(config),
+        waiting_bytes_max: config.queries.max_waiting_bytes,
         limits: shared.query_limits.clone(),
         observers: Observers::new(shared.tracer.clone()),
         missing: Arc::clone(&shared.missing_shards),
@@ -163,12 +169,14 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
         let settings = settings.clone();
         let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {
             let (served, settings) = (served.clone(), settings.clone());
-            async move {
+            let watching = connected.watch(stop.clone());
+            let serving = async move {
                 match Gateway::new(connected, served, settings).await {
                     Ok(gateway) => gateway.run(stop, subscribed).await,
                     Err(error) => Err(SubscribeError::new("its own inbox", &error)),
                 }
-            }
+            };
+            beside(watching, serving)
         };
         let current = serve_in_turns(&stage, connector, first, serve);
         shared.readiness.follow_connection(move || current.stands());

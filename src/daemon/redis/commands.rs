@@ -11,11 +11,13 @@
 //! | everything else | refused |
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
 use crate::http::TokenFile;
+use kvatlas_config::Secret;
 use kvatlas_telemetry::RedisMetrics;
 use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
@@ -54,8 +56,8 @@ pub(super) enum Goes {
 pub(super) struct RedisSession {
     /// Number of the connection. The reply to `HELLO` tells it to the client.
     pub(super) number: u64,
-    /// Whether the client has sent the right password, or no password is needed.
-    pub(super) is_known: bool,
+    /// Password that the client has shown; `None` if it has shown none that was right.
+    pub(super) shown: Option<Arc<Secret>>,
 }
 
 /// State and settings that commands use, shared by all connections.
@@ -85,10 +87,21 @@ pub(super) fn is(word: &[u8], expected: &str) -> bool {
 }
 
 impl Commands {
+    /// Whether the client has shown the password, or needs none. A password that a reload has replaced does not count.
+    pub(super) fn knows(&self, session: &RedisSession) -> bool {
+        let is_shown = |token: &TokenFile| {
+            session
+                .shown
+                .as_ref()
+                .is_some_and(|shown| token.is_present(shown))
+        };
+        self.token.as_ref().is_none_or(is_shown)
+    }
+
     /// Whether this client's command may be answered. If not, writes the refusal.
     pub(super) fn admits(&self, session: &RedisSession, word: &[u8], replies: &mut ReplyBuffer) -> bool {
         let opens = ["hello", "auth", "quit"].iter().any(|opening| is(word, opening));
-        let is_admitted = session.is_known || opens;
+        let is_admitted = opens || self.knows(session);
         if !is_admitted {
             self.refuse(RedisRefusal::Unauthenticated, NO_AUTH, replies);
         }
@@ -208,7 +221,7 @@ impl Doing<'_> {
                 return bad("ERR syntax error in HELLO");
             }
         }
-        if !session.is_known {
+        if !self.commands.knows(session) {
             return refused(RedisRefusal::Unauthenticated, NO_AUTH);
         }
         self.replies.is_third = is_third;
@@ -242,14 +255,13 @@ impl Doing<'_> {
 
     /// Checks a client's password. The user's name is ignored.
     fn show(&self, session: &mut RedisSession, password: &[u8]) -> Done {
-        let token = self.commands.token.as_ref();
-        match token.is_none_or(|token| token.is(password)) {
-            true => {
-                session.is_known = true;
-                Ok(RedisCommand::Connection)
-            }
-            false => refused(RedisRefusal::Unauthenticated, WRONG_PASSWORD),
+        if let Some(token) = &self.commands.token {
+            let Some(shown) = token.accept(password) else {
+                return refused(RedisRefusal::Unauthenticated, WRONG_PASSWORD);
+            };
+            session.shown = Some(shown);
         }
+        Ok(RedisCommand::Connection)
     }
 
     fn select(&mut self) -> Done {

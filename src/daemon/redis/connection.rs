@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -19,7 +19,7 @@ use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
 use super::commands::{Commands, Goes, RedisSession, is, key_of};
 use super::prefixes::{PipelinePart, Prefixes, PromptChain};
-use super::resp::{ParsedCommand, ReplyBuffer, read_command};
+use super::resp::{ParsedCommand, ReadCommand, ReplyBuffer, read_command};
 
 /// Length of the collected replies at which they are sent to the client, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
@@ -58,15 +58,13 @@ pub(super) async fn serve(
     stopping: CancellationToken,
 ) {
     let mut connection = RedisConnection {
-        session: RedisSession {
-            number,
-            is_known: door.commands.token.is_none(),
-        },
+        session: RedisSession { number, shown: None },
         door,
         stream,
         place: &place,
         stopping: stopping.clone(),
         input: BytesMut::new(),
+        bytes_min: 0,
         due: None,
         room: None,
         replies: ReplyBuffer::default(),
@@ -95,6 +93,8 @@ struct RedisConnection<'p> {
     session: RedisSession,
     /// Bytes that have arrived and have not been answered.
     input: BytesMut,
+    /// Number of bytes of `input` without which no command can be whole.
+    bytes_min: usize,
     /// Time by which the command that has begun to arrive must have arrived in full; `None` between two commands.
     due: Option<tokio::time::Instant>,
     /// Share of the common memory that the connection uses in addition to its own memory.
@@ -137,7 +137,7 @@ impl RedisConnection<'_> {
         let timeout = self.door.config.request_timeout;
         self.due.get_or_insert_with(|| now() + timeout);
         // Further bytes that have come already most likely belong to the same pipeline.
-        while self.input.len() < self.door.config.max_command_bytes && self.reserve() {
+        while self.input.len() < self.command_bytes_max() && self.reserve() {
             match self.stream.try_read_buf(&mut self.input) {
                 Ok(1..) => {}
                 Ok(0) => break,
@@ -146,6 +146,15 @@ impl RedisConnection<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// Returns the maximum length of a command, in bytes. It is smaller before the client has shown the password.
+    fn command_bytes_max(&self) -> usize {
+        let bytes_max = self.door.config.max_command_bytes;
+        match self.door.commands.knows(&self.session) {
+            true => bytes_max,
+            false => bytes_max.min(READ_BYTES),
+        }
     }
 
     /// Reserves memory to read more bytes after the bytes that have arrived. Returns false if there is not enough
@@ -170,9 +179,7 @@ impl RedisConnection<'_> {
     /// Frees memory that is not needed once all commands are answered.
     fn release(&mut self) {
         if self.input.is_empty() {
-            if self.input.capacity() > READ_BYTES {
-                self.input = BytesMut::new();
-            }
+            self.input = BytesMut::new();
             self.room = None;
         }
         self.replies.clear(PIECE_BYTES);
@@ -180,17 +187,44 @@ impl RedisConnection<'_> {
 
     /// Answers all commands that have arrived in full.
     async fn answer(&mut self) -> io::Result<Goes> {
-        let input = self.input.split().freeze();
+        let mut goes = Goes::On;
+        if self.input.len() >= self.bytes_min {
+            // The bytes are not copied: a client may send a long command in many small parts.
+            let mut input = std::mem::take(&mut self.input);
+            let answered;
+            (answered, goes) = self.answer_whole(&input).await?;
+            input.advance(answered);
+            self.input = input;
+            if answered > 0 {
+                self.due = (!self.input.is_empty()).then(|| now() + self.door.config.request_timeout);
+            }
+        }
+        if goes == Goes::On && self.input.len() >= self.command_bytes_max() {
+            self.cut(RedisRefusal::TooLarge, "ERR a command is too long")
+                .await?;
+            return Ok(Goes::Away);
+        }
+        self.release();
+        Ok(goes)
+    }
+
+    /// Answers the commands of `input` that are whole. Returns their length in bytes, and whether the connection goes
+    /// on. Notes how many bytes the next command needs.
+    async fn answer_whole(&mut self, input: &[u8]) -> io::Result<(usize, Goes)> {
         let (mut at, mut goes) = (0, Goes::On);
         let mut keys: Vec<u64> = Vec::new();
+        self.bytes_min = 0;
         while goes == Goes::On {
             let ParsedCommand { words, bytes } = match read_command(input.get(at..).unwrap_or_default()) {
-                Ok(Some(command)) => command,
-                Ok(None) => break,
+                Ok(ReadCommand::Whole(command)) => command,
+                Ok(ReadCommand::Part { bytes_min }) => {
+                    self.bytes_min = bytes_min;
+                    break;
+                }
                 Err(error) => {
                     self.look_up(&mut keys).await?;
                     self.cut(RedisRefusal::Protocol, &format!("ERR {error}")).await?;
-                    return Ok(Goes::Away);
+                    return Ok((input.len(), Goes::Away));
                 }
             };
             at += bytes;
@@ -198,7 +232,7 @@ impl RedisConnection<'_> {
                 continue;
             };
             if let ([_, key], true) = (words.as_slice(), is(name, "hkeys"))
-                && self.session.is_known
+                && self.door.commands.knows(&self.session)
                 && let Some(key) = key_of(key)
             {
                 keys.push(key);
@@ -214,18 +248,7 @@ impl RedisConnection<'_> {
         }
         self.look_up(&mut keys).await?;
         self.write().await?;
-        let rest = input.get(at..).unwrap_or_default();
-        self.input.extend_from_slice(rest);
-        if at > 0 {
-            self.due = (!rest.is_empty()).then(|| now() + self.door.config.request_timeout);
-        }
-        if rest.len() >= self.door.config.max_command_bytes {
-            self.cut(RedisRefusal::TooLarge, "ERR a command is too long")
-                .await?;
-            return Ok(Goes::Away);
-        }
-        self.release();
-        Ok(goes)
+        Ok((at, goes))
     }
 
     /// Carries out any command but a valid `HKEYS`, which looks up a block. Refuses an `HKEYS` that is not valid.

@@ -2,8 +2,9 @@
 //!
 //! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have
 //! arrived together (a *part* of the pipeline) are looked up in one search. A later part may continue the prompt of the
-//! previous part, or begin a new prompt. The keys themselves do not show whether they continue a prompt. So the part is
-//! searched as a new prompt first. If no pod holds that prompt, the part is searched as the continuation.
+//! previous part, or begin a new prompt. The keys themselves do not show whether they continue a prompt. But a
+//! continuation is of use only where a pod holds the previous parts and more. So this is tried first, in a search that
+//! does not count as an answer. Then the part is searched as the continuation, or as a new prompt.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -144,36 +145,37 @@ impl Prefixes {
         }
         let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
         let before = std::mem::take(&mut chain.keys);
-        let may_go_on = std::mem::take(&mut chain.is_held);
-        let part = self.search(chain, keys.clone(), 0).await;
-        if !part.pods.is_empty() || !may_go_on {
-            return part;
+        if std::mem::take(&mut chain.is_held) {
+            let (offset, whole) = (before.len(), [before.as_slice(), &keys].concat());
+            if self.is_held_beyond(offset, &whole).await {
+                return self.search(chain, whole, offset).await;
+            }
         }
-        let offset = before.len();
-        let kept = std::mem::take(&mut chain.keys);
-        let whole = self.search(chain, [before, keys].concat(), offset).await;
-        if whole.entries(usize::MAX) > 0 {
-            return whole;
-        }
-        // The keys are a new prompt of which nobody has any block.
-        *chain = PromptChain {
-            keys: kept,
-            is_held: false,
+        self.search(chain, keys, 0).await
+    }
+
+    /// Whether a pod holds more of the prompt `keys` than its first `blocks` blocks. In a gateway, the shards count this
+    /// search as an answer nevertheless.
+    async fn is_held_beyond(&self, blocks: usize, keys: &[SequenceHash]) -> bool {
+        let key = self.key_of(keys.to_vec());
+        let is_deeper = |holder: &FoundHolder| {
+            let certain = holder.certain().filter(|_| !is_pool(&holder.id.worker));
+            certain.is_some_and(|certain| certain.blocks as usize > blocks)
         };
-        part
+        for name in self.names().await {
+            let found = self.source.find_uncounted(&name, &key).await;
+            if found.is_ok_and(|found| found.holders.iter().any(is_deeper)) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Searches for the prompt `keys`, and notes it in `chain`. The first `offset` keys came in earlier parts of the
     /// pipeline.
-    async fn search(
-        &self,
-        chain: &mut PromptChain,
-        mut keys: Vec<SequenceHash>,
-        offset: usize,
-    ) -> PipelinePart {
+    async fn search(&self, chain: &mut PromptChain, keys: Vec<SequenceHash>, offset: usize) -> PipelinePart {
         let asked = keys.len();
-        keys.truncate(self.source.limits().query_depth_max);
-        let key = QueryKey::SequenceHashes(keys);
+        let key = self.key_of(keys);
         let PrefixHolders {
             holders,
             namespace,
@@ -192,16 +194,28 @@ impl Prefixes {
         part
     }
 
-    /// Returns the holders that have leading blocks of the prompt, from all searched namespaces. Several namespaces may
-    /// have holders: a prompt's keys belong to one model, and a model has one namespace for each tenant.
-    async fn find(&self, key: &QueryKey) -> PrefixHolders {
-        let (mut held, mut empty) = (PrefixHolders::default(), None);
+    /// Returns the key of a search for the prompt `keys`, as far as the limits allow.
+    fn key_of(&self, mut keys: Vec<SequenceHash>) -> QueryKey {
+        keys.truncate(self.source.limits().query_depth_max);
+        QueryKey::SequenceHashes(keys)
+    }
+
+    /// Returns the names of the namespaces to search. None if they are not known, which is counted as an error.
+    async fn names(&self) -> Vec<NamespaceName> {
         let names = self.known.of(&self.source).await;
         let mut names = names.unwrap_or_else(|error| {
             self.errors.failed(error.code, &error.text);
             Vec::new()
         });
         names.truncate(NAMESPACES_MAX);
+        names
+    }
+
+    /// Returns the holders that have leading blocks of the prompt, from all searched namespaces. Several namespaces may
+    /// have holders: a prompt's keys belong to one model, and a model has one namespace for each tenant.
+    async fn find(&self, key: &QueryKey) -> PrefixHolders {
+        let (mut held, mut empty) = (PrefixHolders::default(), None);
+        let names = self.names().await;
         for name in &names {
             let begun = Instant::now();
             match self.source.find(name, key, None).await {

@@ -10,6 +10,8 @@ use std::io::Write;
 const WORDS_MAX: usize = 4096;
 /// Maximum length of a line, in bytes. A line is a length, or a command that a person has typed.
 const LINE_BYTES_MAX: usize = 1024;
+/// Minimum length of an encoded text, in bytes: its head `$0`, the end of that line, and `\r\n`.
+const WORD_BYTES_MIN: usize = 5;
 
 /// Reason why bytes are not a command. The connection ends after this error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +28,18 @@ pub(super) enum ProtocolError {
     TextEnd,
 }
 
+/// Result of [`read_command`].
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ReadCommand<'a> {
+    Whole(ParsedCommand<'a>),
+    /// Beginning of a command, of which more has to arrive.
+    Part {
+        /// Number of bytes without which the command cannot be whole. Until they have arrived, there is no need to read
+        /// the command again.
+        bytes_min: usize,
+    },
+}
+
 /// Command that has been read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ParsedCommand<'a> {
@@ -35,17 +49,20 @@ pub(super) struct ParsedCommand<'a> {
     pub(super) bytes: usize,
 }
 
-/// Reads the command at the beginning of `bytes`. `None` if the end of the command has not arrived yet.
-pub(super) fn read_command(bytes: &[u8]) -> Result<Option<ParsedCommand<'_>>, ProtocolError> {
+/// Reads the command at the beginning of `bytes`.
+pub(super) fn read_command(bytes: &[u8]) -> Result<ReadCommand<'_>, ProtocolError> {
+    let part = |bytes_min: usize| ReadCommand::Part {
+        bytes_min: bytes_min.max(bytes.len() + 1),
+    };
     let Some((line, mut at)) = read_line(bytes, 0)? else {
-        return Ok(None);
+        return Ok(part(0));
     };
     let Some(count) = line.strip_prefix(b"*") else {
         // A line that is not a list comes from a person who types, or from a prober that checks whether the server
         // answers.
         let words = line.split(u8::is_ascii_whitespace);
         let words = words.filter(|word| !word.is_empty()).collect();
-        return Ok(Some(ParsedCommand { words, bytes: at }));
+        return Ok(ReadCommand::Whole(ParsedCommand { words, bytes: at }));
     };
     let count = match number(count) {
         Some(..=0) => 0,
@@ -56,9 +73,10 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<ParsedCommand<'_>>, Pr
         return Err(ProtocolError::Words);
     }
     let mut words = Vec::with_capacity(count.min(8));
-    for _ in 0..count {
+    for missing in (0..count).rev() {
+        let rest_bytes_min = missing * WORD_BYTES_MIN;
         let Some((line, text)) = read_line(bytes, at)? else {
-            return Ok(None);
+            return Ok(part(at + WORD_BYTES_MIN + rest_bytes_min));
         };
         let length = line.strip_prefix(b"$").ok_or(ProtocolError::NoText)?;
         let length = number(length).and_then(|length| usize::try_from(length).ok());
@@ -68,7 +86,7 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<ParsedCommand<'_>>, Pr
             bytes.get(text..end),
             bytes.get(end..).and_then(<[u8]>::first_chunk),
         ) else {
-            return Ok(None);
+            return Ok(part(end.saturating_add(2 + rest_bytes_min)));
         };
         if behind != b"\r\n" {
             return Err(ProtocolError::TextEnd);
@@ -76,7 +94,7 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<ParsedCommand<'_>>, Pr
         words.push(word);
         at = end + 2;
     }
-    Ok(Some(ParsedCommand { words, bytes: at }))
+    Ok(ReadCommand::Whole(ParsedCommand { words, bytes: at }))
 }
 
 /// Reads the line that begins at `from`. Returns the line without its end, and the position of the next line. `None` if
@@ -190,7 +208,8 @@ mod tests {
             (b"*-1\r\n", vec![]),
         ] {
             let bytes = line.len();
-            assert_eq!(read_command(line), Ok(Some(ParsedCommand { words, bytes })));
+            let command = ParsedCommand { words, bytes };
+            assert_eq!(read_command(line), Ok(ReadCommand::Whole(command)));
         }
     }
 
@@ -212,7 +231,25 @@ mod tests {
             let shown = String::from_utf8_lossy(bytes);
             assert_eq!(read_command(bytes), Err(error), "{shown:?}");
         }
-        assert_eq!(read_command(b"*1\r\n$9223372036854775807\r\n"), Ok(None));
+        let endless = read_command(b"*1\r\n$9223372036854775807\r\n").unwrap();
+        assert!(matches!(endless, ReadCommand::Part { bytes_min } if bytes_min > 1 << 62));
+    }
+
+    #[test]
+    fn a_command_that_comes_byte_by_byte_is_read_few_times() {
+        let bytes = command(&vec![b"x".to_vec(); WORDS_MAX]);
+        let (mut bytes_min, mut reads) = (0, 0);
+        for come in 1..bytes.len() {
+            if come < bytes_min {
+                continue;
+            }
+            reads += 1;
+            match read_command(&bytes[..come]).unwrap() {
+                ReadCommand::Part { bytes_min: next } => bytes_min = next,
+                ReadCommand::Whole(command) => panic!("{command:?}"),
+            }
+        }
+        assert!(reads < 40, "{reads}");
     }
 
     #[test]
@@ -237,12 +274,17 @@ mod tests {
         ) {
             let bytes = command(&words);
             for cut in 0..bytes.len() {
-                prop_assert_eq!(read_command(&bytes[..cut]), Ok(None));
+                let read = read_command(&bytes[..cut]).unwrap();
+                let ReadCommand::Part { bytes_min } = read else {
+                    panic!("{read:?}");
+                };
+                prop_assert!(cut < bytes_min && bytes_min <= bytes.len());
             }
             let with_more = [bytes.clone(), behind].concat();
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
             let bytes = bytes.len();
-            prop_assert_eq!(read_command(&with_more), Ok(Some(ParsedCommand { words, bytes })));
+            let command = ParsedCommand { words, bytes };
+            prop_assert_eq!(read_command(&with_more), Ok(ReadCommand::Whole(command)));
         }
 
         #[test]
@@ -251,7 +293,7 @@ mod tests {
             let mut changed_one = command(&[bytes, b"x".to_vec()]);
             let place = place.index(changed_one.len());
             changed_one[place] = changed;
-            if let Ok(Some(command)) = read_command(&changed_one) {
+            if let Ok(ReadCommand::Whole(command)) = read_command(&changed_one) {
                 prop_assert!(command.bytes <= changed_one.len());
             }
         }

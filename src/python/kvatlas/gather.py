@@ -334,6 +334,7 @@ def merge_statuses(statuses: Sequence[StatusReply], gathered: Gathered) -> Statu
             batches_waiting=merged.batches_waiting + more.batches_waiting,
             unsized_holders=merged.unsized_holders + more.unsized_holders,
             refused_holders=merged.refused_holders + more.refused_holders,
+            unheard_holders=merged.unheard_holders + more.unheard_holders,
             behind_us=max(merged.behind_us, more.behind_us),
         )
 

@@ -250,6 +250,7 @@ class StatusReply:
     :param unsized_holders: of how many holders it is not known whether their blocks have ``block_size`` tokens.
     :param behind_us: the age of the oldest event of the namespace that was known of and not applied, in microseconds.
     :param refused_holders: how many holders there was no room for.
+    :param unheard_holders: whether there may be holders of which nothing has been heard or applied yet: 0 or 1, or up to the number of shards.
     """
 
     block_size: int
@@ -261,6 +262,7 @@ class StatusReply:
     behind_us: int
     fields: dict[str, Any]
     refused_holders: int = 0
+    unheard_holders: int = 0
 
     def holder(self, worker: str, rank: int = 0) -> HolderStatus | None:
         """One holder, if the daemon knows it."""
@@ -468,4 +470,5 @@ def decode_status_reply(payload: bytes) -> StatusReply:
         behind_us=found.take("behind_us", int, 0),
         fields=found.fields,
         refused_holders=found.take("refused_holders", int, 0),
+        unheard_holders=found.take("unheard_holders", int, 0),
     )

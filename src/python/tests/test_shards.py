@@ -119,11 +119,12 @@ def test_no_more_predictions_are_merged_than_a_reply_has() -> None:
     assert (merged[0].blocks, merged[-1].blocks) == (40, 9)
 
 
-def test_holders_without_room_are_added_up() -> None:
+def test_holders_that_are_left_out_are_added_up() -> None:
     status = {"v": 1, "block_size": 16, "distinct_blocks": 0, "batches_waiting": 0, "holders": []}
-    told = [status | {"refused_holders": 2}, status, status | {"refused_holders": 3}]
+    told = [status | {"refused_holders": 2, "unheard_holders": 1}, status, status | {"refused_holders": 3, "unheard_holders": 1}]
     statuses = [decode_status_reply(msgpack.packb(found)) for found in told]
-    assert merge_statuses(statuses, Gathered(3, ())).refused_holders == 5
+    merged = merge_statuses(statuses, Gathered(3, ()))
+    assert (merged.refused_holders, merged.unheard_holders) == (5, 2)
 
 
 def test_whoever_is_cut_off_and_may_hold_more_is_counted() -> None:

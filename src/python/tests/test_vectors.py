@@ -289,7 +289,7 @@ def test_query_batch_replies(vector: dict[str, Any]) -> None:
 @each("status_replies")
 def test_status_replies(vector: dict[str, Any]) -> None:
     status, expected = decode_status_reply(bytes.fromhex(vector["payload"])), vector["meaning"]
-    numbers = ("block_size", "distinct_blocks", "batches_waiting", "unsized_holders", "refused_holders")
+    numbers = ("block_size", "distinct_blocks", "batches_waiting", "unsized_holders", "refused_holders", "unheard_holders")
     for key in (*numbers, "gathered"):
         assert getattr(status, key) == expected[key]
     for found, holder in zip(status.holders, expected["holders"], strict=True):

@@ -223,6 +223,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         "batches_waiting": 3,
         "unsized_holders": 1,
         "refused_holders": 0,
+        "unheard_holders": 1,
         "holders": [{
             "worker": holder.worker.as_str(),
             "rank": holder.rank,
@@ -248,6 +249,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         batches_waiting: 3,
         unsized_holders: 1,
         refused_holders: 0,
+        unheard_holders: 1,
         holders: vec![holder],
         gathered: None,
     };

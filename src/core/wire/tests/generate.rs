@@ -436,6 +436,7 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                     batches_waiting,
                     unsized_holders,
                     refused_holders: unsized_holders / 2,
+                    unheard_holders: unsized_holders / 3,
                     holders,
                     gathered,
                 }

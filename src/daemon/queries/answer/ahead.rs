@@ -70,10 +70,10 @@ impl Answerer {
         let added = Listing::new(std::mem::take(&mut ahead.holders), &ahead_doubted);
         if !is_calm {
             // A holder that was exact may be missing in the later answer `ahead`, which counts it. Each answer also
-            // counts the holders in doubt that only the other one lists.
-            let missing = ahead.doubtful_holders.saturating_sub(listed.count_doubtful());
-            let both = missing.saturating_add(added.count_doubtful());
-            reply.doubtful_holders = reply.doubtful_holders.max(both);
+            // counts the holders in doubt that only the other one lists. These are not taken off: between the answers,
+            // one doubt may have ended and another one begun. So the count is 0 only if it is 0 in both answers.
+            let most = reply.doubtful_holders.max(ahead.doubtful_holders);
+            reply.doubtful_holders = most.saturating_add(added.count_doubtful());
         }
         merge(reply, listed, added, ahead.holders_total, most_of(options));
         let predicted = self.predicted(doubts.namespace, options, &mut chain);

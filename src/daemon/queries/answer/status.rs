@@ -19,16 +19,19 @@ pub(crate) fn unsized_holders(namespace: &Namespace) -> u32 {
     }
 }
 
+/// Returns the status of `namespace`. `is_listed` says whether every publisher was known before this call.
 pub(super) fn status(
     namespace: &Namespace,
     trust: &StreamTrust,
     look: &FreshnessReading<'_>,
+    is_listed: bool,
     batches_waiting: u64,
 ) -> StatusReply {
     // Read before and after the holders, so that a publisher that changes between the two lists is in one of them.
     let count_refused = || namespace.indexer.refused().count(None);
     let refused = count_refused();
     let mut holders = namespace.indexer.holders();
+    let is_one_unheard = !is_listed || look.is_unheld_behind(&namespace.name, None, &holders);
     holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
     let holders = holders
         .iter()
@@ -40,6 +43,7 @@ pub(super) fn status(
         batches_waiting,
         unsized_holders: unsized_holders(namespace),
         refused_holders: u32::try_from(refused.max(count_refused())).unwrap_or(u32::MAX),
+        unheard_holders: u32::from(is_one_unheard),
         holders: holders.collect(),
         gathered: None,
         behind_us: look.behind_us,

@@ -122,7 +122,13 @@ fn before_everybody_is_known_no_answer_is_certain() {
         Ok::<_, WireError>(QueryReply::decode(&answer.payload).unwrap())
     };
     let code = |namespace| ask(namespace).unwrap_err().code;
+    let status = || {
+        let answer = answerer.answer_status("kvatlas.v1.status.n", 0, usize::MAX);
+        let status = StatusReply::decode(&answer.unwrap().payload).unwrap();
+        (status.unheard_holders, status.is_exact())
+    };
     assert!(ask("n").unwrap().is_exact());
+    assert_eq!(status(), (0, true));
     assert_eq!(code("other"), ErrorCode::UnknownNamespace);
     // The daemon follows the events anew.
     let generation = answerer.trust.doubt();
@@ -136,11 +142,12 @@ fn before_everybody_is_known_no_answer_is_certain() {
     }
     let reply = ask("n").unwrap();
     assert_eq!((reply.doubtful_holders, reply.is_exact()), (1, false));
+    assert_eq!(status(), (1, false));
     assert_eq!(code("other"), ErrorCode::Unavailable);
-    let status = answerer
+    let refused = answerer
         .answer_status("kvatlas.v1.status.other", 0, usize::MAX)
         .unwrap_err();
-    assert_eq!(status.code, ErrorCode::Unavailable);
+    assert_eq!(refused.code, ErrorCode::Unavailable);
     let name = NamespaceName::new("n").unwrap();
     let key = QueryKey::SequenceHashes(vec![SequenceHash(900)]);
     let query = dialect_query(&key, None);
@@ -148,6 +155,7 @@ fn before_everybody_is_known_no_answer_is_certain() {
     assert!(Found::of_reply(reply, Depth::Usable).unwrap().lacks_some());
     answerer.trust.note_listed(generation);
     assert!(ask("n").unwrap().is_exact());
+    assert_eq!(status(), (0, true));
     assert_eq!(code("other"), ErrorCode::UnknownNamespace);
     // The same holds during a stall.
     let stall = answerer.trust.stall();

@@ -22,7 +22,7 @@ impl Client {
         };
         let session = RedisSession {
             number: 7,
-            is_known: token.is_none(),
+            shown: None,
         };
         Self {
             commands,
@@ -41,6 +41,18 @@ impl Client {
         }
         String::from_utf8(self.replies.bytes().to_vec()).unwrap()
     }
+}
+
+#[test]
+fn a_password_that_has_been_replaced_no_longer_counts() {
+    let mut client = Client::new(Some("first"));
+    assert_eq!(client.send(&["auth", "first"]), "+OK\r\n");
+    assert_eq!(client.send(&["ping"]), "+PONG\r\n");
+    client.commands.token.as_ref().unwrap().replace("second");
+    assert!(client.send(&["ping"]).starts_with("-NOAUTH"));
+    assert!(client.send(&["auth", "first"]).starts_with("-WRONGPASS"));
+    assert_eq!(client.send(&["auth", "second"]), "+OK\r\n");
+    assert_eq!(client.send(&["ping"]), "+PONG\r\n");
 }
 
 #[test]

@@ -115,6 +115,30 @@ fn an_engine_that_looks_ahead_and_is_lost_between_the_two_searches_is_counted() 
     assert_eq!((reply.holders.len(), reply.doubtful_holders), (1, 1));
 }
 
+/// A test that the end of one holder's doubt does not hide that another one has been lost meanwhile.
+#[test]
+fn a_doubt_that_ends_between_the_two_searches_hides_no_lost_holder() {
+    let scene = Scene::new();
+    let plain = scene.add("plain", &[&[1, 2, 3, 4]], &[DegradedReason::Stale]);
+    let mut lost = scene.add("ahead", &[&[1, 2, 3, 4, 5]], &LOOKS);
+    let query = SingleQuery::new(up_to(5));
+    let (answerer, indexer) = (&scene.answerer, &scene.namespace.indexer);
+    let doubts = answerer.doubts(&scene.namespace, &query.key);
+    let asked = QueryLength::of(&query, 1, indexer);
+    let search = || {
+        indexer
+            .find_matches(&query.key, doubts.search_of(&query))
+            .unwrap()
+    };
+    let (mut reply, doubted) = answerer.searched(&doubts, &query.options, true, asked, search);
+    assert_eq!((reply.holders.len(), reply.doubtful_holders), (1, 0));
+    plain.status().recover(DegradedReason::Stale);
+    lost.apply(Event::Cleared, Tier::DEVICE, 0);
+    lost.status().degrade(DegradedReason::Gap);
+    answerer.add_ahead(&doubts, &query, &mut reply, &doubted);
+    assert_eq!((reply.holders.len(), reply.doubtful_holders), (1, 1));
+}
+
 #[test]
 fn a_doubt_about_a_tier_leaves_answers_about_engines_that_look_ahead_exact() {
     let scene = Scene::new();
