@@ -17,7 +17,7 @@ Examples:
 /// Word to explain.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArguments {
-    /// A reason, an alert, a latch, a metric or a setting; without one, all words are listed.
+    /// A reason, an alert, a latch, a metric, a setting or a word of a reply; without one, all words are listed.
     #[arg(value_name = "WORD", allow_hyphen_values = true)]
     word: Option<String>,
 }

@@ -1,11 +1,12 @@
-//! The runbook: explanations of words (names of reasons, metrics and settings) from the pages for operators. It reads the pages'
-//! Markdown, so that each sentence is written in one place only.
+//! The runbook: explanations of words (names of reasons, metrics, settings and fields of replies) from the pages for operators.
+//! It reads the pages' Markdown, so that each sentence is written in one place only.
 
 /// Pages for operators, in which words are looked up. The page with advice comes first.
-const PAGES: [&str; 3] = [
+const PAGES: [&str; 4] = [
     include_str!("runbook/operating.md"),
     include_str!("runbook/metrics.md"),
     include_str!("runbook/settings.md"),
+    include_str!("runbook/wire-contract.md"),
 ];
 
 /// Explanation of a word: a table row or a section of one of the pages for operators.
@@ -290,6 +291,9 @@ mod tests {
             "superseded",
             "kvatlas_ready",
             "events.lanes",
+            "doubtful_holders",
+            "last_token",
+            "full_attention",
         ] {
             assert!(!entries(word).is_empty(), "{word}");
             assert!(words().contains(&word), "{word}");

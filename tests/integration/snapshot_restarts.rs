@@ -145,9 +145,10 @@ async fn doubts_of_the_moment_outlast_a_restart_and_raised_limits_read_the_strea
     let third = begin("2").await;
     eventually("what was dropped is read from the stream", async || {
         let reply = client.ask(hashes(20, 3)).await;
-        (matches(&reply) == [("gpu-1".to_owned(), 0, 3, true)]).then_some(())
+        (matches(&reply) == [("gpu-1".to_owned(), 0, 3, false)]).then_some(())
     })
     .await;
+    assert!(client.tell(&mut dropped, "gpu-1", 0, Vec::new()).await.exact);
     let known = client.holder("gpu-0", 0).await.unwrap();
     assert_eq!((known.blocks, known.exact), (4, false));
     third.stop().await;

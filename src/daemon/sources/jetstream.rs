@@ -218,9 +218,10 @@ impl JetStreamSource {
 
     async fn try_attach(&self, stall: StreamStall) -> Result<Attached, StreamError> {
         let (freshness, subject) = (self.pool.freshness(), self.subject.clone());
-        let server = self.client.server_info().server_id;
         let clock = &freshness.stream_clock;
         let stream = EventStream::open(&self.jetstream, &self.config, subject, clock).await?;
+        // Before the first answer, the client may not know any server yet.
+        let server = self.client.server_info().server_id;
         let cursor = self.resume(&stream);
         let StreamSpan { first, last } = stream.span();
         let check = ConsumerCheck::of(&cursor, first, stream.beginning());
