@@ -48,6 +48,7 @@ use super::sources::SourceTask;
 use super::stalls::BridgeClock;
 use super::state::{KeptPlaces, Registered, StateDirectory};
 use given::Given;
+use kept::KeptRegistrations;
 use kvatlas_process::broker::RefusedSubscriptions;
 use servers::AskedServer;
 
@@ -200,8 +201,7 @@ struct BridgeState {
     sources: Vec<Reports>,
     /// Task of the lease, with the token that stops it.
     leasing: Option<(CancellationToken, JoinHandle<()>)>,
-    /// Engines that were registered before the bridge was restarted. An engine leaves this list when the bridge follows it again.
-    kept: Vec<GivenEngine>,
+    kept: KeptRegistrations,
 }
 
 impl BridgeState {
@@ -224,13 +224,12 @@ impl BridgeState {
         }
     }
 
-    /// Returns the engines that were registered, whether sources give them, too, or not.
-    fn registered(&self) -> Vec<GivenEngine> {
+    /// Returns the engines that were registered and are followed, whether sources give them, too, or not.
+    fn registered(&self) -> impl Iterator<Item = GivenEngine> {
         let publishers = self.engines.values().filter(|followed| followed.is_registered);
         let publishers = publishers.map(|followed| GivenEngine::Publisher(followed.engine.clone()));
         let servers = self.servers.values().filter(|asked| asked.is_registered);
-        let registered = publishers.chain(servers.map(AskedServer::given));
-        registered.chain(self.kept.iter().cloned()).collect()
+        publishers.chain(servers.map(AskedServer::given))
     }
 
     /// Notes whether an engine that is followed was registered.
@@ -274,7 +273,7 @@ impl Bridge {
         let own = options.state.clone().filter(|state| state.shared().is_none());
         let (kept, registered) = own.map(Registered::open).unzip();
         let state = BridgeState {
-            kept: kept.unwrap_or_default(),
+            kept: kept.map(KeptRegistrations::new).unwrap_or_default(),
             ..BridgeState::default()
         };
         let metrics = Arc::new(BridgeMetrics::new());
@@ -330,8 +329,8 @@ impl Bridge {
         if let Some(shared) = self.shared_registrations() {
             let (bridge, inner) = (self.clone(), Arc::clone(&self.inner));
             let metrics = Arc::clone(&self.inner.metrics);
-            let registered = move || inner.state.lock().registered();
-            let apply = move |registration| bridge.apply(registration);
+            let registered = move || inner.state.lock().registered().collect();
+            let apply = move |registration, is_kept| bridge.apply(registration, is_kept);
             let inner = Arc::clone(&self.inner);
             let ports = move |revision, places| {
                 if let Some(republisher) = &inner.republisher {

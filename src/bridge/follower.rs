@@ -360,6 +360,18 @@ impl Follower {
         Ok(has_stalled)
     }
 
+    /// Returns the time, by the bridge's clock, until which the engine was watched. A stall behind which the engine has not
+    /// been in sight does not count.
+    pub(super) fn watched_until(&self) -> Instant {
+        self.stalls.watched_until()
+    }
+
+    /// Puts the engine in sight (alive, with no batch missing) until the next look at most.
+    async fn seen(&mut self) -> Result<(), FollowError> {
+        self.stalls.seen();
+        Ok(self.relay.seen(self.options.look_interval_max()).await?)
+    }
+
     /// Puts the engine out of sight, because the connection broke or the engine is silent: batches may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), FollowError> {
         self.replay = None;
@@ -379,7 +391,7 @@ impl Follower {
         }
         self.stalls.caught_up();
         if self.connection.is_verified() {
-            self.relay.seen(self.options.look_interval_max()).await?;
+            self.seen().await?;
         }
         Ok(())
     }
@@ -434,7 +446,7 @@ impl Follower {
         if !self.stalls.is_news(look) {
             return Ok(());
         }
-        Ok(self.relay.seen(self.options.look_interval_max()).await?)
+        self.seen().await
     }
 
     /// Takes a batch that was published on the current connection.
@@ -525,14 +537,14 @@ impl Follower {
     async fn seen_unless_behind(&mut self) -> Result<(), FollowError> {
         match self.stalls.is_behind() {
             true => Ok(()),
-            false => Ok(self.relay.seen(self.options.look_interval_max()).await?),
+            false => self.seen().await,
         }
     }
 
     /// Extends the time for which heartbeats are sent for an engine in sight, because a batch has just come in place of a
     /// look. The batch shows that the engine lives, and its number shows that no batch is missing.
     pub(super) async fn still_seen(&mut self) -> Result<(), FollowError> {
-        Ok(self.relay.seen(self.options.look_interval_max()).await?)
+        self.seen().await
     }
 
     /// Starts over for another process. `numbered` is the first batch that came from it.

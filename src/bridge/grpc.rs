@@ -1,6 +1,8 @@
 //! Connections to engines' servers over gRPC: questions with one answer, and the stream of
 //! [`SubscribedEvents`](super::subscribed::SubscribedEvents).
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -166,6 +168,14 @@ pub(super) async fn hands_on(channel: &Channel, format: Format) -> Result<bool, 
 pub(super) struct Frames {
     stream: Streaming<KvEventFrame>,
     silence: BoxFuture<'static, GrpcError>,
+    /// Frames that were put back, which come before those that are still to be read.
+    unread: VecDeque<KvEventFrame>,
+}
+
+impl fmt::Debug for Frames {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Frames")
+    }
 }
 
 impl Frames {
@@ -182,6 +192,7 @@ impl Frames {
             Ok(Self {
                 stream,
                 silence: silence(channel, patience).boxed(),
+                unread: VecDeque::new(),
             })
         };
         let subscribed = timeout(patience, subscribing).await;
@@ -190,11 +201,19 @@ impl Frames {
 
     /// Waits for the next frame, and returns it. Not to be called again after an error.
     pub(super) async fn next(&mut self) -> Result<KvEventFrame, GrpcError> {
+        if let Some(frame) = self.unread.pop_front() {
+            return Ok(frame);
+        }
         tokio::select! {
             biased;
             frame = self.stream.message() => frame?.ok_or(GrpcError::Ended),
             error = &mut self.silence => Err(error),
         }
+    }
+
+    /// Puts back `frames`, which [`Self::next`] has returned in this order. It returns them again.
+    pub(super) fn put_back(&mut self, frames: impl IntoIterator<Item = KvEventFrame>) {
+        self.unread.extend(frames);
     }
 }
 

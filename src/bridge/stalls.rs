@@ -28,7 +28,7 @@ impl BridgeClock {
         Self(Arc::new(now))
     }
 
-    fn now(&self) -> Instant {
+    pub(super) fn now(&self) -> Instant {
         (self.0)()
     }
 }
@@ -66,6 +66,9 @@ pub(super) struct StallWatch {
     /// Time at which the task was last seen to run.
     awake_at: Instant,
     stalls: u64,
+    /// Time at which the first stall began after which the source has not been seen yet; `None` if it has been seen since
+    /// the last stall.
+    unseen_since: Option<Instant>,
     /// Whether messages that waited during a stall may still be unread. Used only for sources that cannot be asked for
     /// missed messages.
     is_behind: bool,
@@ -78,6 +81,7 @@ impl StallWatch {
             clock,
             pause_max: options.pause_max(),
             stalls: 0,
+            unseen_since: None,
             is_behind: false,
         }
     }
@@ -86,9 +90,11 @@ impl StallWatch {
     /// before it tells daemons anything. After a stall, the task first has to put the source out of sight.
     pub(super) fn has_stalled(&mut self) -> bool {
         let now = self.clock.now();
-        let paused = now.saturating_duration_since(self.awake_at);
-        self.awake_at = now;
-        let has_stalled = paused >= self.pause_max;
+        let before = std::mem::replace(&mut self.awake_at, now);
+        let has_stalled = now.saturating_duration_since(before) >= self.pause_max;
+        if has_stalled {
+            self.unseen_since.get_or_insert(before);
+        }
         self.stalls += u64::from(has_stalled);
         self.is_behind |= has_stalled;
         has_stalled
@@ -98,7 +104,19 @@ impl StallWatch {
     /// That time is then not counted as a stall.
     pub(super) fn begin(&mut self) {
         self.awake_at = self.clock.now();
+        self.unseen_since = None;
         self.is_behind = false;
+    }
+
+    /// Notes that the source is in sight.
+    pub(super) fn seen(&mut self) {
+        self.unseen_since = None;
+    }
+
+    /// Returns the time until which the source was watched: the beginning of a stall, if the source has not been seen since
+    /// then, or else the last time at which the task ran.
+    pub(super) fn watched_until(&self) -> Instant {
+        self.unseen_since.unwrap_or(self.awake_at)
     }
 
     /// Whether messages that waited during a stall may still be unread. Used only for sources that cannot be asked for
@@ -158,5 +176,29 @@ mod tests {
         moved.fetch_add(5000, Ordering::Relaxed);
         watch.begin();
         assert!(!watch.has_stalled());
+    }
+
+    #[test]
+    fn a_source_was_watched_until_the_stall_after_which_it_was_not_seen() {
+        let begun = Instant::now();
+        let moved = Arc::new(AtomicU64::new(0));
+        let clock = BridgeClock::new({
+            let moved = Arc::clone(&moved);
+            move || begun + Duration::from_secs(moved.load(Ordering::Relaxed))
+        });
+        let mut watch = StallWatch::new(clock, &FollowOptions::default());
+        let mut watched = |moved_s: u64, is_seen: bool| {
+            moved.store(moved_s, Ordering::Relaxed);
+            watch.has_stalled();
+            if is_seen {
+                watch.seen();
+            }
+            watch.watched_until() - begun
+        };
+        assert_eq!(watched(1, false), Duration::from_secs(1));
+        assert_eq!(watched(100, false), Duration::from_secs(1), "it slept");
+        assert_eq!(watched(200, false), Duration::from_secs(1));
+        assert_eq!(watched(201, true), Duration::from_secs(201));
+        assert_eq!(watched(202, false), Duration::from_secs(202));
     }
 }

@@ -78,8 +78,13 @@ impl FollowedSource for SubscribedEvents {
         failures: &mut u32,
     ) -> Result<Infallible, FollowedSourceError> {
         let (engine, patience) = (&task.engine, task.options.patience);
-        let frames = Frames::subscribe(&engine.endpoint, engine.format, patience).await;
-        let mut frames = frames.map_err(FollowedSourceError::broken)?;
+        let made = task.origin.as_ref().and_then(|origin| origin.take_frames(engine));
+        let mut frames = match made {
+            Some(frames) => frames,
+            None => Frames::subscribe(&engine.endpoint, engine.format, patience)
+                .await
+                .map_err(FollowedSourceError::broken)?,
+        };
         if let Some(origin) = &task.origin {
             origin.confirmed().await;
         }

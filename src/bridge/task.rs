@@ -29,7 +29,8 @@ pub(super) struct SocketEvents {
     follower: Follower,
     /// Keeper of the engine's state; `None` if no state is kept.
     keeper: Option<Keeper>,
-    /// Time since which the engine is out of sight (silent, or with batches missing); `None` while it is in sight.
+    /// Time since which the engine is out of sight (silent, or with batches missing), by the bridge's clock; `None` while it
+    /// is in sight.
     unseen_since: Option<Instant>,
     /// Name of the engine's process, as the server told it after the last connection; `None` if the server tells none.
     process: Option<String>,
@@ -45,7 +46,9 @@ impl FollowedSource for SocketEvents {
     }
 
     async fn disconnected(&mut self, task: &SourceTask) -> Result<(), FollowedSourceError> {
-        self.unseen_since.get_or_insert_with(Instant::now);
+        // The bridge may have stood still until now, and the engine was not watched meanwhile.
+        self.unseen_since
+            .get_or_insert_with(|| self.follower.watched_until());
         self.follower.lost().await?;
         let trouble = task.progress.get().last_error;
         Ok(self.follower.explain(trouble.as_deref()).await?)
@@ -74,9 +77,9 @@ impl SocketEvents {
     /// Makes the source of an engine to which the bridge has not connected yet.
     pub(super) fn new(follower: Follower, keeper: Option<Keeper>) -> Self {
         Self {
+            unseen_since: Some(follower.watched_until()),
             follower,
             keeper,
-            unseen_since: Some(Instant::now()),
             process: None,
         }
     }
@@ -108,8 +111,8 @@ impl SocketEvents {
     }
 
     /// Decides about an earlier bridge's file that could not be read. If all of the engine's blocks are known without it,
-    /// it may be written over. Otherwise the engine is begun again once the file can be read, unless more would be lost
-    /// by that.
+    /// it may be written over. Otherwise the engine is begun again once the file can be read and the replay socket has said
+    /// that no more would be lost by that.
     async fn settle_unread(&mut self, engine: &NewEngine) -> Result<(), FollowError> {
         let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.is_unread()) else {
             return Ok(());
@@ -121,16 +124,23 @@ impl SocketEvents {
         let Some(last) = keeper.read_late(&cache_of(engine)) else {
             return Ok(());
         };
-        if !self.follower.can_go_on_after(last).await? {
-            log_gated!(
-                info "what was kept of an engine comes too late to be of use" up to 64;
-                worker = %engine.key.instance, last
-            );
-            return Ok(());
+        match self.follower.can_go_on_after(last).await? {
+            Some(true) => {
+                // The end of this source must not write over the file.
+                self.keeper = None;
+                Err(FollowError::BeginAgain)
+            }
+            Some(false) => {
+                log_gated!(
+                    info "what was kept of an engine comes too late to be of use" up to 64;
+                    worker = %engine.key.instance, last
+                );
+                keeper.write_over();
+                Ok(())
+            }
+            // The socket is asked again after a pause, and the file stays until then.
+            None => Ok(()),
         }
-        // The end of this source must not write over the file.
-        self.keeper = None;
-        Err(FollowError::BeginAgain)
     }
 
     /// Saves the engine's known state, if it is time for the next save.
@@ -155,11 +165,10 @@ impl SocketEvents {
         let NewEngine { endpoint, topic, .. } = &task.engine;
         let metrics = Arc::clone(self.follower.relay().bridge_metrics());
         let patience = task.options.patience;
-        let rank = task.engine.key.rank;
         let made = task
             .origin
             .as_ref()
-            .and_then(|origin| origin.take_subscription(rank));
+            .and_then(|origin| origin.take_subscription(&task.engine));
         let mut subscription = match made {
             Some(subscription) => subscription,
             None => Subscription::connect(endpoint, topic, patience, metrics).await?,
@@ -264,7 +273,7 @@ impl SocketEvents {
     /// - The time is below the limit (`give_up_after`).
     /// - The engine's server confirms that the process counts as the same engine.
     fn long_silence(&self, task: &SourceTask) -> Option<Duration> {
-        let silence = self.unseen_since?.elapsed();
+        let silence = task.clock.now().saturating_duration_since(self.unseen_since?);
         let is_long = silence >= task.options.give_up_after;
         let is_vouched_for = task.origin.as_ref().is_some_and(OriginServer::vouches);
         (is_long && !is_vouched_for).then_some(silence)

@@ -217,10 +217,7 @@ async fn ask(
             },
         }
     }
-    let mut answers = awaited.into_replies(connection.timeout);
-    if answers.is_empty() {
-        return Err(nobody(command));
-    }
+    let mut answers = awaited.into_replies(connection.timeout)?;
     answers.sort_by(|one, other| one.instance.cmp(&other.instance));
     Ok(answers)
 }
@@ -243,6 +240,17 @@ fn nobody(command: AdminCommand) -> Failure {
             "no daemon has carried it out: none listens to commands (admin.commands), none has that name, or you lack the permission"
         }
     })
+}
+
+/// Returns the failure of a reset that no bridge has carried out within `patience`, while the bridges `silent` have not
+/// replied.
+fn no_reply(silent: &[&str], patience: Duration) -> Failure {
+    let names: Vec<String> = silent.iter().map(|name| printable(name)).collect();
+    Failure::unavailable(format_args!(
+        "no reply within {patience:?} of {}: it may follow the engine, and drop the cache later; see its log, or raise --timeout. All \
+         other bridges do not follow an engine of that name",
+        names.join(", ")
+    ))
 }
 
 /// Replies to one command, and the processes that are to reply.
@@ -340,12 +348,19 @@ impl<'a> AwaitedReplies<'a> {
     }
 
     /// Returns the replies, and an error for each process that has not replied within `patience`. Bridges that do not
-    /// follow the engine of a reset are left out. Older ones of them do not reply, so silent bridges are left out, too.
-    fn into_replies(mut self, patience: Duration) -> Vec<AdminReply> {
-        let silent = match self.command {
-            AdminCommand::Reset => Vec::new(),
-            _ => self.silent(),
-        };
+    /// follow the engine of a reset are left out. Older ones of them do not reply, so silent bridges are left out, too,
+    /// if another bridge follows the engine.
+    ///
+    /// # Errors
+    ///
+    /// The failure of a command that nobody has carried out. It names the bridges that may still do so.
+    fn into_replies(mut self, patience: Duration) -> Result<Vec<AdminReply>, Failure> {
+        let is_reset = self.command == AdminCommand::Reset;
+        let silent = self.silent();
+        if is_reset && !silent.is_empty() && self.replies.iter().all(|reply| self.is_idle(reply)) {
+            return Err(no_reply(&silent, patience));
+        }
+        let silent = if is_reset { Vec::new() } else { silent };
         let error = format!(
             "no reply within {patience:?}: see its log; raise --timeout, or turn its admin.commands on"
         );
@@ -361,7 +376,10 @@ impl<'a> AwaitedReplies<'a> {
         let mut replies = std::mem::take(&mut self.replies);
         replies.retain(|reply| !self.is_idle(reply));
         replies.extend(silent);
-        replies
+        match replies.is_empty() {
+            true => Err(nobody(self.command)),
+            false => Ok(replies),
+        }
     }
 }
 
@@ -443,8 +461,9 @@ mod tests {
     }
 
     fn outcomes(awaited: AwaitedReplies<'_>) -> Vec<(String, bool)> {
-        let replies = awaited.into_replies(Duration::from_secs(5)).into_iter();
+        let replies = awaited.into_replies(Duration::from_secs(5)).unwrap_or_default();
         replies
+            .into_iter()
             .map(|reply| (reply.instance, reply.error.is_none()))
             .collect()
     }
@@ -497,6 +516,26 @@ mod tests {
         awaited.take(&reply("e")).unwrap();
         assert!(!awaited.are_all_there());
         assert_eq!(outcomes(awaited), [("e".to_owned(), true)]);
+    }
+
+    #[test]
+    fn bridges_that_are_silent_are_named_if_no_other_follows_the_engine() {
+        let subjects = subjects();
+        let error = |replies: &[Vec<u8>]| {
+            let mut awaited = awaited(&subjects, AdminCommand::Reset, None);
+            awaited.found(&presence("e", "kvatlas", "bridge"));
+            replies.iter().for_each(|reply| awaited.take(reply).unwrap());
+            awaited
+                .into_replies(Duration::from_secs(5))
+                .unwrap_err()
+                .to_string()
+        };
+        let one = error(&[reply_about("e", 0)]);
+        assert!(one.starts_with("no reply within 5s of d:"), "{one}");
+        let both = error(&[]);
+        assert!(both.starts_with("no reply within 5s of d, e:"), "{both}");
+        let none = error(&[reply_about("d", 0), reply_about("e", 0)]);
+        assert!(none.starts_with("no bridge has carried it out"), "{none}");
     }
 
     #[test]

@@ -69,7 +69,8 @@ metric_group! {
         pub discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
         /// Failed searches for engines, by source; the bridge still follows the engines that it found before.
         pub discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;
-        /// Times that a part of the bridge's state could not be written or removed; the bridge tries again.
+        /// Times that a part of the bridge's state could not be written or removed, or not be read again after its first reading
+        /// had failed; the bridge tries again.
         state_failures: Counter = "kvatlas_bridge_state_failures_total", Count;
     }
 }
@@ -113,7 +114,7 @@ impl BridgeMetrics {
         self.servers_troubled.set(troubled as f64);
     }
 
-    /// Counts and logs a failure to write or remove a part of the bridge's state.
+    /// Counts and logs a failure to write or remove a part of the bridge's state, or to read it late.
     pub fn state_failed(&self, file: &dyn Display, error: &dyn Display) {
         self.state_failures.increment(1);
         log_gated!(error "the bridge's state is not kept"; %file, %error);

@@ -1,5 +1,6 @@
 //! Addresses and labels of holders: publishers and registrations give them, and every answer shows them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_bridge::{Bridge, BridgeOptions, EngineDefaults, StateDirectory, parse_engine};
@@ -317,7 +318,7 @@ async fn a_server_that_is_registered_has_an_address_and_the_next_bridge_asks_it(
     // With another scheme, the same server has another cache.
     register(&first, ",scheme=llm-d-xxh64:7").unwrap();
     assert_eq!(first.servers().len(), 2);
-    first.unregister(&|key| key.model.scheme.is_some());
+    first.unregister(Arc::new(|key| key.model.scheme.is_some()));
     assert_eq!(profiles(&first), changed);
     first.stop(false).await;
     drop(first);
@@ -361,7 +362,7 @@ async fn an_engine_without_an_address_is_at_its_server_unless_that_is_this_machi
         let told = register(endpoint, &format!("{text},address=gpu-0:80"));
         assert_eq!(told.as_deref(), Some("gpu-0:80"), "{endpoint}");
         assert_eq!(register(endpoint, text).as_deref(), expected, "{endpoint}");
-        bridge.unregister(&|_| true);
+        bridge.unregister(Arc::new(|_| true));
     }
     bridge.stop(false).await;
 }

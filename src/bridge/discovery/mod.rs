@@ -126,6 +126,8 @@ async fn apply(bridge: Bridge, reports: Reports, mut known: KnownEngines) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use kvatlas_core::wire::Subjects;
     use kvatlas_process::registry::{Discovered, EngineRegistry, GivenEngine};
     use kvatlas_telemetry::labels::EngineSource;
@@ -182,7 +184,7 @@ mod tests {
         bridge.replace("kubernetes:app=vllm", &engines).unwrap();
         bridge.replace("kubernetes:app=vllm", &[]).unwrap();
         assert_eq!(followed(), (1, 1));
-        assert_eq!(bridge.unregister(&|_| true).len(), 2);
+        assert_eq!(bridge.unregister(Arc::new(|_| true)).len(), 2);
         assert_eq!(followed(), (0, 0));
     }
 

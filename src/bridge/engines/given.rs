@@ -128,6 +128,9 @@ impl Bridge {
             let now = Set::new(engines);
             state.given.0.insert(source.to_owned(), now.clone());
             let ended = state.end_changed(&before, &now);
+            for engine in &ended {
+                state.kept.unregister_one(engine);
+            }
             for key in before.servers.keys() {
                 self.release_server(&mut state, key);
             }

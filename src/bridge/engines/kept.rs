@@ -1,41 +1,161 @@
 //! State of engines that outlives the bridge: the list of registered engines, and the engines' files.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvatlas_process::registry::NewEngine;
+use kvatlas_process::registry::{GivenEngine, IsMeant, NewEngine, RegisterRefusal, RemovedEngines};
+use kvatlas_telemetry::log_gated;
 
-use super::{Bridge, Inner};
-use crate::state::Registered;
+use super::servers::presumed_key;
+use super::{Bridge, BridgeState, Inner};
 
 /// Time between two looks for files of engines that have not been followed for long.
 const CLEANED_AFTER: Duration = Duration::from_secs(3600);
 /// Minimum pause between two looks at a state directory.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 
+/// Maximum number of requests to unregister engines that are remembered while the list of registered engines cannot be read.
+const GONE_MAX: usize = 1024;
+
+/// Registrations with earlier bridges that are not followed: they were not tried yet, or were refused. They stay in the
+/// list of registered engines until they are unregistered.
+#[derive(Default)]
+pub(super) struct KeptRegistrations {
+    engines: Vec<GivenEngine>,
+    /// Requests to unregister engines that came while the list could not be read; `None` if the list has been read. The
+    /// list is older than these requests.
+    gone: Option<VecDeque<IsMeant>>,
+}
+
+impl KeptRegistrations {
+    /// Makes the registrations of a list; `None` stands for a list that cannot be read for now.
+    pub(super) fn new(listed: Option<Vec<GivenEngine>>) -> Self {
+        Self {
+            gone: listed.is_none().then(VecDeque::new),
+            engines: listed.unwrap_or_default(),
+        }
+    }
+
+    /// Takes over a list that could not be read before, but for the engines that were unregistered since then.
+    fn read_late(&mut self, mut listed: Vec<GivenEngine>) {
+        let gone = self.gone.take().unwrap_or_default();
+        listed.retain(|engine| !gone.iter().any(|is_meant| is_meant(&presumed_key(engine))));
+        self.engines.extend(listed);
+    }
+
+    /// Removes the registration of an engine of this name, as [`Self::unregister`] does.
+    pub(super) fn unregister_one(&mut self, engine: &GivenEngine) {
+        let key = presumed_key(engine);
+        let is_meant: IsMeant = Arc::new(move |other| *other == key);
+        self.unregister(&is_meant);
+    }
+
+    /// Removes the registrations that are meant, also from a list that is read later. Returns the keys of those that were
+    /// here.
+    pub(super) fn unregister(&mut self, is_meant: &IsMeant) -> RemovedEngines {
+        if let Some(gone) = &mut self.gone {
+            gone.push_back(Arc::clone(is_meant));
+            let excess = gone.len().saturating_sub(GONE_MAX);
+            gone.drain(..excess);
+        }
+        let keys = self
+            .engines
+            .extract_if(.., |engine| is_meant(&presumed_key(engine)))
+            .map(|engine| presumed_key(&engine));
+        keys.collect()
+    }
+}
+
+impl BridgeState {
+    /// Returns the engines that were registered, whether sources give them, too, or not; `None` while the list of an
+    /// earlier bridge cannot be read.
+    fn all_registered(&self) -> Option<Vec<GivenEngine>> {
+        let kept = self.kept.gone.is_none().then_some(&self.kept.engines)?;
+        Some(self.registered().chain(kept.iter().cloned()).collect())
+    }
+
+    /// Notes that an engine was registered, if it is followed with the same settings. Returns whether it is. Its address and
+    /// labels stay.
+    pub(super) fn note_registered(&mut self, engine: &GivenEngine) -> bool {
+        let is_followed = match engine {
+            GivenEngine::Publisher(engine) => {
+                let followed = self.engines.get(&engine.key);
+                followed.is_some_and(|followed| {
+                    followed.origin.is_none() && followed.engine.is_followed_like(engine)
+                })
+            }
+            GivenEngine::Server(server) => {
+                let asked = self.servers.get(&server.key());
+                asked.is_some_and(|asked| asked.handle.server.is_asked_like(server))
+            }
+        };
+        if is_followed {
+            self.set_registered(engine, true);
+        }
+        is_followed
+    }
+
+    /// Whether an engine of this name was registered with this bridge.
+    fn is_registered(&self, engine: &GivenEngine) -> bool {
+        match engine {
+            GivenEngine::Publisher(engine) => {
+                let followed = self.engines.get(&engine.key);
+                followed.is_some_and(|followed| followed.is_registered)
+            }
+            GivenEngine::Server(server) => {
+                let asked = self.servers.get(&server.key());
+                asked.is_some_and(|asked| asked.is_registered)
+            }
+        }
+    }
+}
+
 impl Bridge {
     /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it
     /// before discovery begins, and after the engines of flags and files were given, because these have priority.
+    /// An engine that is refused stays in the list, and is tried again.
     pub fn take_up_registered(&self) {
-        let kept = std::mem::take(&mut self.inner.state.lock().kept);
-        for engine in kept {
-            let name = engine.instance().to_owned();
-            if let Err(refusal) = self.follow_registered(&engine) {
-                tracing::warn!(engine = name, %refusal, "an engine that was registered before is not followed");
+        let refused = self.try_kept();
+        for (name, refusal) in refused {
+            log_gated!(
+                warn "an engine that was registered before is not followed" up to 64;
+                engine = name, %refusal
+            );
+        }
+    }
+
+    /// Tries to follow the engines that were registered with an earlier bridge. Returns the refusals, with the names of the
+    /// engines. An engine that has been registered anew is as it was registered last.
+    fn try_kept(&self) -> Vec<(String, RegisterRefusal)> {
+        let mut refused = Vec::new();
+        let mut state = self.inner.state.lock();
+        for engine in std::mem::take(&mut state.kept.engines) {
+            if state.is_registered(&engine) || state.note_registered(&engine) {
+                continue;
+            }
+            match self.follow_in(&mut state, engine.clone()) {
+                Ok(()) => state.set_registered(&engine, true),
+                Err(refusal) => {
+                    refused.push((engine.instance().to_owned(), refusal));
+                    state.kept.engines.push(engine);
+                }
             }
         }
+        drop(state);
         self.keep_registered();
+        refused
     }
 
     /// Writes the list of registered engines to the state directory, so that the next bridge follows them, too.
     pub(super) fn keep_registered(&self) {
         if let Some(registered) = &self.inner.registered {
-            registered.keep(|| self.inner.state.lock().registered(), &self.inner.metrics);
+            registered.keep(|| self.inner.state.lock().all_registered(), &self.inner.metrics);
         }
     }
 
     /// Tends a state directory until the bridge stops. Reads or writes the list of registered engines again if that failed.
-    /// Removes files of engines that have not been followed for long.
+    /// Tries the engines again that were refused. Removes files of engines that have not been followed for long.
     pub(super) async fn tend_state(self) {
         let Some(registered) = &self.inner.registered else {
             return;
@@ -44,14 +164,15 @@ impl Bridge {
         let mut cleaned_at = Instant::now();
         loop {
             tokio::time::sleep(pause).await;
+            let has_refused = !self.inner.state.lock().kept.engines.is_empty();
             let (is_behind, is_due) = (registered.is_behind(), cleaned_at.elapsed() >= CLEANED_AFTER);
             if is_due {
                 cleaned_at = Instant::now();
             }
-            if is_behind || is_due {
+            if is_behind || has_refused || is_due {
                 let bridge = self.clone();
                 let tending = tokio::task::spawn_blocking(move || {
-                    if is_behind {
+                    if is_behind || has_refused {
                         bridge.catch_up_registered();
                     }
                     if is_due {
@@ -64,12 +185,22 @@ impl Bridge {
         }
     }
 
-    /// Reads or writes the list of registered engines, because that failed before. Blocks the thread.
+    /// Reads or writes the list of registered engines, because that failed before, and tries the engines again that were
+    /// refused. Blocks the thread.
     fn catch_up_registered(&self) {
         let inner = &self.inner;
-        let late = inner.registered.as_ref().and_then(Registered::read_late);
-        inner.state.lock().kept.extend(late.unwrap_or_default());
-        self.take_up_registered();
+        let Some(registered) = inner.registered.as_ref() else {
+            return;
+        };
+        if inner.state.lock().kept.gone.is_none() {
+            // The refusals were logged at the first attempt.
+            self.try_kept();
+            return;
+        }
+        if let Some(listed) = registered.read_late(&inner.metrics) {
+            inner.state.lock().kept.read_late(listed);
+            self.take_up_registered();
+        }
     }
 
     /// Removes files of engines that have not been followed for long. Blocks the thread.
@@ -104,51 +235,4 @@ impl Inner {
 }
 
 #[cfg(test)]
-mod tests {
-    use kvatlas_core::wire::Subjects;
-    use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
-    use kvatlas_process::registry::{EngineRegistry, GivenEngine};
-
-    use super::super::BridgeOptions;
-    use super::*;
-    use crate::state::StateDirectory;
-    use crate::{EngineDefaults, parse_engine};
-
-    #[tokio::test]
-    async fn a_registration_that_was_not_written_is_written_later() {
-        let server = find_nats_server(None).unwrap();
-        let broker = EmbeddedBroker::start(&server).await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state");
-        let state = StateDirectory::open(&path, Duration::ZERO).unwrap();
-        let options = BridgeOptions {
-            state: Some(state),
-            ..BridgeOptions::default()
-        };
-        let bridge = Bridge::new(Subjects::new("kvatlas").unwrap(), options);
-        bridge.start(&async_nats::connect(broker.url()).await.unwrap());
-        std::fs::remove_dir_all(&path).unwrap();
-        let defaults = EngineDefaults {
-            model: Some("m".to_owned()),
-            ..EngineDefaults::default()
-        };
-        let given = parse_engine("gpu-0=tcp://127.0.0.1:1", &defaults)
-            .unwrap()
-            .remove(0);
-        let GivenEngine::Publisher(engine) = given else {
-            panic!("no publisher");
-        };
-        bridge.register(engine).unwrap();
-        assert!(bridge.inner.registered.as_ref().unwrap().is_behind());
-        std::fs::create_dir(&path).unwrap();
-        let written = async {
-            while !path.join("registered").exists() {
-                tokio::time::sleep(PAUSE_MIN).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), written)
-            .await
-            .unwrap();
-        bridge.stop(false).await;
-    }
-}
+mod tests;

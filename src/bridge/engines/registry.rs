@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use kvatlas_config::Secret;
 use kvatlas_process::registry::{
-    EngineKey, EngineRegistry, EngineState, GivenEngine, NewEngine, NewServer, RegisterRefusal,
-    RemovedEngines, ServerState,
+    EngineRegistry, EngineState, GivenEngine, IsMeant, NewEngine, NewServer, RegisterRefusal, RemovedEngines,
+    ServerState,
 };
 
 use kvatlas_telemetry::LogGate;
@@ -43,14 +43,18 @@ impl Bridge {
     }
 
     /// Applies a registration that another bridge has taken: follows the engine, or stops following it. The other bridge has
-    /// checked the engine's host.
-    pub(super) fn apply(&self, registration: Registration) {
+    /// checked the engine's host. A registration from before this bridge (`is_kept`) leaves the address and labels of an
+    /// engine as they are given now.
+    pub(super) fn apply(&self, registration: Registration, is_kept: bool) {
         let Registration {
             engine,
             is_registered,
         } = registration;
         if !is_registered {
             return self.drop_registered(&engine);
+        }
+        if is_kept && self.inner.state.lock().note_registered(&engine) {
+            return;
         }
         let followed = match self.follow_registered(&engine) {
             // The other bridge has registered the engine anew, with other settings.
@@ -107,17 +111,20 @@ impl EngineRegistry for Bridge {
         self.register_engine(GivenEngine::Server(server))
     }
 
-    fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines {
+    fn unregister(&self, is_meant: IsMeant) -> RemovedEngines {
         let mut state = self.inner.state.lock();
-        let before = state.registered();
-        let mut removed = self.remove_servers(&mut state, is_meant);
+        let before: Vec<GivenEngine> = state.registered().collect();
+        let mut removed = self.remove_servers(&mut state, &*is_meant);
         let meant = state.engines.keys().filter(|key| is_meant(key));
         let meant: RemovedEngines = meant.cloned().collect();
         for key in &meant {
             state.remove(key);
         }
         removed.extend(meant);
-        let after = state.registered();
+        let kept = state.kept.unregister(&is_meant).into_iter();
+        let kept: RemovedEngines = kept.filter(|key| !removed.contains(key)).collect();
+        removed.extend(kept);
+        let after: Vec<GivenEngine> = state.registered().collect();
         drop(state);
         self.keep_registered();
         for engine in before {

@@ -60,14 +60,25 @@ impl AskedServer {
         })
     }
 
-    /// Returns the key that a server's engine is assumed to have until the server has reported the engine.
     fn presumed_key(&self) -> EngineKey {
-        let key = self.handle.server.key();
-        EngineKey {
-            model: key.cache(),
-            instance: key.instance,
-            rank: 0,
-        }
+        key_of_server(&self.handle.server)
+    }
+}
+
+/// Returns the key of an engine. A server's engine has the key that it is assumed to have until the server has reported it.
+pub(super) fn presumed_key(engine: &GivenEngine) -> EngineKey {
+    match engine {
+        GivenEngine::Publisher(engine) => engine.key.clone(),
+        GivenEngine::Server(server) => key_of_server(server),
+    }
+}
+
+fn key_of_server(server: &NewServer) -> EngineKey {
+    let key = server.key();
+    EngineKey {
+        model: key.cache(),
+        instance: key.instance,
+        rank: 0,
     }
 }
 

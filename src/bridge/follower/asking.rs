@@ -208,17 +208,21 @@ impl Follower {
 
     /// Whether an engine that is begun again with the state after the batch `last` can go on from there without a loss:
     /// the replay socket still has that batch, and so all that came after it. Also true if no batch was heard since.
-    pub(in super::super) async fn can_go_on_after(&mut self, last: u64) -> Result<bool, FollowError> {
+    /// Returns `None` if the socket does not answer now.
+    pub(in super::super) async fn can_go_on_after(&mut self, last: u64) -> Result<Option<bool>, FollowError> {
         if self.continuity.last().is_none() {
-            return Ok(true);
+            return Ok(Some(true));
         }
         if !self.can_ask() {
-            return Ok(false);
+            return Ok((!self.replay_state.is_silent()).then_some(false));
         }
         match self.first_from(last).await {
             Err(error @ FollowError::Publisher(_)) => Err(error),
-            Err(_) => Ok(false),
-            Ok(first) => Ok(first == Some(last)),
+            Err(error) => {
+                tracing::debug!(%error, "a replay socket does not say whether it reaches back to what was kept");
+                Ok(None)
+            }
+            Ok(first) => Ok(Some(first == Some(last))),
         }
     }
 

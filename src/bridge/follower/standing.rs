@@ -132,6 +132,11 @@ impl ReplayState {
         *self == Self::Believed
     }
 
+    /// Whether the socket does not answer.
+    pub(super) fn is_silent(&self) -> bool {
+        matches!(self, Self::Silent(_))
+    }
+
     /// Whether a socket that did not answer is to be asked again at `now`.
     pub(super) fn is_silence_over(&self, now: Instant) -> bool {
         matches!(self, Self::Silent(useless) if useless.ask_at <= now)

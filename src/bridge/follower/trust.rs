@@ -163,7 +163,7 @@ impl Follower {
         self.settle_identity().await?;
         self.known_at = Instant::now();
         match self.stalls.is_news(look) {
-            true => Ok(self.relay.seen(self.options.look_interval_max()).await?),
+            true => self.seen().await,
             false => Ok(()),
         }
     }

@@ -8,8 +8,9 @@ use kvatlas_core::wire::{Profile, Rank};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use kvatlas_process::registry::{Discovered, EngineKey, NewServer};
+use kvatlas_process::registry::{Discovered, EngineKey, NewEngine, NewServer};
 
+use super::super::grpc::Frames;
 use super::super::http::ServerAddress;
 use super::super::sockets::{SocketError, Subscription};
 use super::super::sources::FollowedSourceError;
@@ -21,6 +22,24 @@ pub(crate) struct ServerProgress {
     pub(crate) engines: Vec<EngineKey>,
     /// Trouble with the server, in words; `None` while nothing is wrong.
     pub(crate) trouble: Option<String>,
+}
+
+/// Connection to a publisher that was made before the publisher was followed.
+#[derive(Debug)]
+pub(super) struct EarlyConnection {
+    pub(super) rank: Rank,
+    pub(super) endpoint: String,
+    pub(super) topic: String,
+    pub(super) made: MadeConnection,
+}
+
+/// The connection itself.
+#[derive(Debug)]
+pub(super) enum MadeConnection {
+    /// A subscription to sockets.
+    Sockets(Subscription),
+    /// A stream over gRPC.
+    Stream(Box<Frames>),
 }
 
 /// State that the task of a server shares with the tasks that follow the server's publishers.
@@ -36,8 +55,8 @@ pub(super) struct SharedServerState {
     pub(super) profile: Mutex<Profile>,
     /// Labels that the source found with the server. They may change while the server is asked.
     pub(super) found_labels: Mutex<BTreeMap<String, String>>,
-    /// Subscriptions over which the block size was looked for, by rank. The tasks that follow the publishers take them over.
-    subscriptions: Mutex<BTreeMap<Rank, Subscription>>,
+    /// Connections over which the block size was looked for. The tasks that follow the publishers take them over.
+    connections: Mutex<Vec<EarlyConnection>>,
     /// Name of the engine's process, as the server last reported it; `None` if the server reports none.
     pub(super) process: Mutex<Option<String>>,
     /// Number of ranks whose events one publisher sends, as the server last reported it; `None` if the server does not
@@ -83,10 +102,30 @@ impl OriginServer {
         }
     }
 
-    /// Returns a subscription to the publisher of `rank` that was made before the publisher was followed; `None` if there is
-    /// none. It is returned once.
-    pub(crate) fn take_subscription(&self, rank: Rank) -> Option<Subscription> {
-        self.handle.shared.subscriptions.lock().remove(&rank)
+    /// Returns a subscription to this publisher that was made before the publisher was followed; `None` if there is none. It
+    /// is returned once.
+    pub(crate) fn take_subscription(&self, engine: &NewEngine) -> Option<Subscription> {
+        match self.take_connection(engine)? {
+            MadeConnection::Sockets(subscription) => Some(subscription),
+            MadeConnection::Stream(_) => None,
+        }
+    }
+
+    /// Returns a stream of this publisher that was opened before the publisher was followed; `None` if there is none. It is
+    /// returned once.
+    pub(crate) fn take_frames(&self, engine: &NewEngine) -> Option<Frames> {
+        match self.take_connection(engine)? {
+            MadeConnection::Stream(frames) => Some(*frames),
+            MadeConnection::Sockets(_) => None,
+        }
+    }
+
+    fn take_connection(&self, engine: &NewEngine) -> Option<MadeConnection> {
+        let mut connections = self.handle.shared.connections.lock();
+        let place = connections.iter().position(|early| {
+            early.rank == engine.key.rank && early.endpoint == engine.endpoint && early.topic == engine.topic
+        })?;
+        Some(connections.swap_remove(place).made)
     }
 
     /// Returns the name of the engine's process, as the server last reported it; `None` if the server reports none.
@@ -143,7 +182,7 @@ impl ServerHandle {
                 wanted: watch::Sender::new(0),
                 answered: watch::Sender::new(0),
                 progress: Mutex::default(),
-                subscriptions: Mutex::default(),
+                connections: Mutex::default(),
                 process: Mutex::default(),
                 ranks: Mutex::default(),
             }),
@@ -187,9 +226,9 @@ impl ServerHandle {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Sets the subscriptions that the tasks of the server's publishers take over, by rank.
-    pub(super) fn set_subscriptions(&self, subscriptions: impl IntoIterator<Item = (Rank, Subscription)>) {
-        *self.shared.subscriptions.lock() = subscriptions.into_iter().collect();
+    /// Sets the connections that the tasks of the server's publishers take over.
+    pub(super) fn set_connections(&self, connections: impl IntoIterator<Item = EarlyConnection>) {
+        *self.shared.connections.lock() = connections.into_iter().collect();
     }
 
     pub(crate) fn set_engines(&self, engines: Vec<EngineKey>) {

@@ -91,11 +91,11 @@ impl ServerTask {
 
     async fn ask_for_ever(self) {
         let mut wanted = self.handle.shared.wanted.subscribe();
-        let mut failures = 0;
+        let (mut failures, mut search) = (0, None);
         self.set_trouble(Some("the server has not answered yet".to_owned()));
         loop {
             let ticket = *wanted.borrow_and_update();
-            match self.ask_once().await {
+            match self.ask_once(&mut search).await {
                 Ok(()) => {
                     failures = 0;
                     self.note(None);
@@ -107,6 +107,10 @@ impl ServerTask {
                 }
                 Err(error) => {
                     failures += 1;
+                    // Only these errors leave no doubt that the same process is there.
+                    if !matches!(error, ServerError::Size(_) | ServerError::Look(_)) {
+                        search = None;
+                    }
                     if let ServerError::Ask(error) = &error
                         && error.is_other_engine()
                     {
@@ -122,15 +126,17 @@ impl ServerTask {
         }
     }
 
-    /// Asks the server once, and follows the publishers that the server reports.
-    async fn ask_once(&self) -> Result<(), ServerError> {
+    /// Asks the server once, and follows the publishers that the server reports. `search` is the search for the block size
+    /// of an earlier attempt.
+    async fn ask_once(&self, search: &mut Option<SizeSearch>) -> Result<(), ServerError> {
         let described = ask(&self.handle.server, &self.address, ASK_PATIENCE).await?;
         let server = &self.handle.server;
         let model = ModelKey::of_tenant(described.model.clone(), &server.tenant);
         let model = model.speaking(server.scheme.clone());
         // The search for the block size connects to the sockets, too.
         self.check_hosts(&described)?;
-        let block_size = self.block_size(&described, &model).await?;
+        search.take_if(|search| !search.is_of(&described.publishers));
+        let block_size = self.block_size(&described, &model, search).await?;
         let followed: Vec<_> = described
             .publishers
             .sockets
@@ -160,9 +166,12 @@ impl ServerTask {
         self.bridge.end_announcement(&self.handle, &told).await;
         *self.handle.shared.process.lock() = described.process;
         *self.handle.shared.ranks.lock() = described.ranks;
+        if let Some(search) = search.take() {
+            self.handle.set_connections(search.into_connections());
+        }
         let followed = self.bridge.follow_publishers(&self.handle, followed);
         if followed.is_err() {
-            self.handle.set_subscriptions([]);
+            self.handle.set_connections([]);
         }
         Ok(followed?)
     }
@@ -186,22 +195,25 @@ impl ServerTask {
 
     /// Returns the size of the engine's blocks, from the first of these sources that knows it: the given size, the
     /// server's answer, other engines of the model, the engine's first block.
-    async fn block_size(&self, described: &Described, model: &ModelKey) -> Result<u32, ServerError> {
+    async fn block_size(
+        &self,
+        described: &Described,
+        model: &ModelKey,
+        search: &mut Option<SizeSearch>,
+    ) -> Result<u32, ServerError> {
         let told = self.handle.server.block_size.or(described.publishers.block_size);
         if let Some(size) = told.or_else(|| self.bridge.size_of(model)) {
             return Ok(size);
         }
         self.note_waiting();
-        let mut search = SizeSearch::new(&described.publishers);
-        let size = self.found_size(&mut search, described, model).await?;
-        self.handle.set_subscriptions(search.into_subscriptions());
-        Ok(size)
+        let search = search.get_or_insert_with(|| SizeSearch::new(described.publishers.clone()));
+        self.found_size(search, described, model).await
     }
 
     /// Returns the size of the engine's blocks from other engines of the model, or from the engine's first block.
     async fn found_size(
         &self,
-        search: &mut SizeSearch<'_>,
+        search: &mut SizeSearch,
         described: &Described,
         model: &ModelKey,
     ) -> Result<u32, ServerError> {

@@ -4,19 +4,22 @@
 //! block of its event, and no larger than a block of a recurrent state. Such an event does not tell the block size. In
 //! a replay, the largest published block gives the block size.
 //!
-//! The batches that were read for that are not lost: the task that follows the publisher takes over the subscription, and
-//! reads them again. So an engine without a replay socket is known from its first batch on.
+//! The events that were read for that are not lost: the task that follows the publisher takes over the connection, and
+//! reads them again. So an engine that does not give them again is known from its first event on. An attempt that fails
+//! elsewhere leaves the connections to the next attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
+use kvatlas_engines::subscribe::KvEventFrame;
 use kvatlas_engines::{
     Content, DecodeLimits, Decoder, EngineBatch, EngineChange, EngineStored, Format, GroupKind,
 };
+use prost::Message;
+use tokio::time::timeout;
 
-use kvatlas_core::wire::Rank;
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::BridgeMetrics;
 
@@ -24,6 +27,7 @@ use super::super::frames::Numbered;
 use super::super::grpc::{Frames, GrpcError};
 use super::super::sockets::{ReplaySocket, SocketError, Subscription};
 use super::answers::{Publishers, Sockets};
+use super::handle::{EarlyConnection, MadeConnection};
 
 /// Error that keeps the bridge from seeing the engine's first block.
 #[derive(Debug, thiserror::Error)]
@@ -34,125 +38,225 @@ pub(super) enum SizeError {
     Grpc(#[from] GrpcError),
 }
 
-/// Maximum size of the batches of one publisher that are kept while the block size is not known, in bytes.
+/// Maximum size of the events of one publisher that are kept while the block size is not known, in bytes.
 const HEARD_BYTES_MAX: usize = 16 << 20;
 
 /// Search for the block size of an engine, in what its publishers report.
-pub(super) struct SizeSearch<'a> {
-    format: Format,
-    listening: Vec<Listening<'a>>,
+pub(super) struct SizeSearch {
+    publishers: Publishers,
+    listening: Vec<Listening>,
+    /// The size that was found; `None` until then.
+    found: Option<u32>,
 }
 
-/// Subscription to one publisher, and what has come over it.
-struct Listening<'a> {
-    sockets: &'a Sockets,
-    /// Subscription to the publisher; `None` before the connection is made, and for a server over gRPC.
-    subscription: Option<Subscription>,
-    heard: Vec<Numbered>,
-    heard_bytes: usize,
+/// Connection to one publisher, and what has come over it.
+struct Listening {
+    sockets: Sockets,
+    listener: BlockSizeListener,
+    channel: Option<OpenChannel>,
 }
 
-impl<'a> SizeSearch<'a> {
-    pub(super) fn new(publishers: &'a Publishers) -> Self {
-        let listening = publishers.sockets.iter().map(|sockets| Listening {
-            sockets,
-            subscription: None,
-            heard: Vec::new(),
-            heard_bytes: 0,
-        });
-        Self {
-            format: publishers.format,
-            listening: listening.collect(),
+/// Connection to a publisher, with the events that were read from it.
+enum OpenChannel {
+    Sockets(Subscription, Heard<Numbered>),
+    Stream(Box<Frames>, Heard<KvEventFrame>),
+}
+
+/// Events that were read from a connection, up to [`HEARD_BYTES_MAX`].
+struct Heard<T> {
+    events: Vec<T>,
+    bytes: usize,
+}
+
+impl<T> Heard<T> {
+    fn new() -> Self {
+        let (events, bytes) = (Vec::new(), 0);
+        Self { events, bytes }
+    }
+
+    /// Notes an event of this size.
+    fn note(&mut self, bytes: usize, event: impl FnOnce() -> T) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        match self.bytes <= HEARD_BYTES_MAX {
+            true => self.events.push(event()),
+            false => self.events.clear(),
         }
     }
 
-    /// Waits for the first block that one of the publishers reports, and returns its number of tokens.
+    /// Returns all events; `None` if they were too large to be kept.
+    fn whole(self) -> Option<Vec<T>> {
+        (self.bytes <= HEARD_BYTES_MAX).then_some(self.events)
+    }
+}
+
+impl SizeSearch {
+    pub(super) fn new(publishers: Publishers) -> Self {
+        let listening = publishers.sockets.iter().map(|sockets| Listening {
+            sockets: sockets.clone(),
+            listener: BlockSizeListener::new(publishers.format),
+            channel: None,
+        });
+        Self {
+            listening: listening.collect(),
+            publishers,
+            found: None,
+        }
+    }
+
+    /// Whether this is the search for the block size of these publishers.
+    pub(super) fn is_of(&self, publishers: &Publishers) -> bool {
+        self.publishers == *publishers
+    }
+
+    /// Waits for the first block that one of the publishers reports, and returns its number of tokens. If some publishers
+    /// cannot be reached, waits for `patience` at most. The connections stay after an error, for the next call, unless one
+    /// of them has broken: then another process may be there.
     pub(super) async fn first_size(
         &mut self,
         patience: Duration,
         metrics: &Arc<BridgeMetrics>,
     ) -> Result<u32, SizeError> {
-        let format = self.format;
-        let waiting = self
+        if let Some(size) = self.found {
+            return Ok(size);
+        }
+        let format = self.publishers.format;
+        let connecting = self
             .listening
             .iter_mut()
-            .map(|listening| Box::pin(listening.size(format, patience, metrics)));
-        // There is one rank at least.
-        let (size, _, _) = select_all(waiting).await;
+            .map(|listening| listening.connect(format, patience, metrics));
+        let failed = join_all(connecting).await.into_iter().find_map(Result::err);
+        let waiting: Vec<_> = self
+            .listening
+            .iter_mut()
+            .filter_map(|listening| Some(Box::pin(listening.size(patience, metrics)?)))
+            .collect();
+        let size = match failed {
+            Some(error) if waiting.is_empty() => return Err(error),
+            Some(error) => match timeout(patience, select_all(waiting)).await {
+                Ok((size, ..)) => size,
+                Err(_) => return Err(error),
+            },
+            // There is one rank at least.
+            None => select_all(waiting).await.0,
+        };
+        match &size {
+            Ok(size) => self.found = Some(*size),
+            Err(_) => *self = Self::new(self.publishers.clone()),
+        }
         size
     }
 
-    /// Returns the subscriptions to publishers, each with the rank of the publisher. They return all batches again that have
-    /// come over them.
-    pub(super) fn into_subscriptions(self) -> impl Iterator<Item = (Rank, Subscription)> {
-        let listening = self.listening.into_iter();
-        listening.filter_map(|listening| {
-            let mut subscription = listening.subscription?;
-            let is_whole = listening.heard_bytes <= HEARD_BYTES_MAX;
-            subscription.put_back(listening.heard);
-            is_whole.then_some((listening.sockets.rank, subscription))
-        })
+    /// Returns the connections to publishers. They return all events again that have come over them.
+    pub(super) fn into_connections(self) -> impl Iterator<Item = EarlyConnection> {
+        self.listening.into_iter().filter_map(Listening::into_connection)
     }
 }
 
-impl Listening<'_> {
-    async fn size(
+impl Listening {
+    fn into_connection(self) -> Option<EarlyConnection> {
+        let made = match self.channel? {
+            OpenChannel::Sockets(mut subscription, heard) => {
+                subscription.put_back(heard.whole()?);
+                MadeConnection::Sockets(subscription)
+            }
+            OpenChannel::Stream(mut frames, heard) => {
+                frames.put_back(heard.whole()?);
+                MadeConnection::Stream(frames)
+            }
+        };
+        let Sockets {
+            rank,
+            endpoint,
+            topic,
+            ..
+        } = self.sockets;
+        Some(EarlyConnection {
+            rank,
+            endpoint,
+            topic,
+            made,
+        })
+    }
+
+    /// Connects to the publisher, unless that is done.
+    async fn connect(
         &mut self,
         format: Format,
         patience: Duration,
         metrics: &Arc<BridgeMetrics>,
-    ) -> Result<u32, SizeError> {
-        let mut listener = BlockSizeListener::new(format);
-        let Sockets { endpoint, topic, .. } = self.sockets;
-        if GivenEngine::is_url(endpoint) {
-            return size_in_frames(endpoint, patience, listener).await;
+    ) -> Result<(), SizeError> {
+        if self.channel.is_some() {
+            return Ok(());
         }
-        // The subscription comes first, so that it gets the batches that are published while the replay is read.
-        let subscription = Subscription::connect(endpoint, topic, patience, Arc::clone(metrics)).await?;
-        let subscription = self.subscription.insert(subscription);
-        if let Some(endpoint) = &self.sockets.replay {
-            match listener.replayed(endpoint, patience, metrics).await {
-                Ok(Some(size)) => return Ok(size),
-                Ok(None) => {}
-                // The engine is then treated like one without a replay socket: its next batch shows the size as well.
-                Err(error) => {
-                    tracing::debug!(endpoint, %error, "a replay socket does not tell the block size")
+        let Sockets { endpoint, topic, .. } = &self.sockets;
+        self.channel = Some(match GivenEngine::is_url(endpoint) {
+            true => {
+                let frames = Frames::subscribe(endpoint, format, patience).await?;
+                OpenChannel::Stream(Box::new(frames), Heard::new())
+            }
+            false => {
+                let metrics = Arc::clone(metrics);
+                let subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
+                OpenChannel::Sockets(subscription, Heard::new())
+            }
+        });
+        Ok(())
+    }
+
+    /// Waits for the first block of the publisher, and returns its number of tokens. Nothing is lost if the future is
+    /// dropped. Returns `None` if there is no connection.
+    fn size<'a>(
+        &'a mut self,
+        patience: Duration,
+        metrics: &'a Arc<BridgeMetrics>,
+    ) -> Option<impl Future<Output = Result<u32, SizeError>> + 'a> {
+        let Self {
+            sockets,
+            listener,
+            channel,
+        } = self;
+        let channel = channel.as_mut()?;
+        Some(async move {
+            // The connection was made before, so it gets the batches that are published while the replay is read.
+            if let Some(endpoint) = &sockets.replay {
+                match listener.replayed(endpoint, patience, metrics).await {
+                    Ok(Some(size)) => return Ok(size),
+                    Ok(None) => {}
+                    // The engine is then treated like one without a replay socket: its next batch shows the size as well.
+                    Err(error) => {
+                        tracing::debug!(endpoint, %error, "a replay socket does not tell the block size")
+                    }
                 }
             }
-        }
-        loop {
-            let Numbered { seq, payload, topic } = subscription.next().await?;
-            let size = listener.told(&payload);
-            self.heard_bytes += payload.len();
-            if self.heard_bytes <= HEARD_BYTES_MAX {
+            loop {
+                if let Some(size) = channel.next(listener).await? {
+                    return Ok(size);
+                }
+            }
+        })
+    }
+}
+
+impl OpenChannel {
+    /// Waits for the next events, and notes them. Returns the block size that they show; `None` if they show none.
+    async fn next(&mut self, listener: &mut BlockSizeListener) -> Result<Option<u32>, SizeError> {
+        match self {
+            Self::Sockets(subscription, heard) => {
+                let Numbered { seq, payload, topic } = subscription.next().await?;
                 // A copy, because the batch is a part of a read buffer, all of which it would keep in memory.
-                self.heard.push(Numbered {
+                heard.note(payload.len(), || Numbered {
                     seq,
                     payload: Bytes::copy_from_slice(&payload),
                     topic: Bytes::copy_from_slice(&topic),
                 });
-            } else {
-                self.heard.clear();
+                Ok(listener.told(&payload))
             }
-            if let Some(size) = size {
-                return Ok(size);
+            Self::Stream(frames, heard) => {
+                let frame = frames.next().await?;
+                frame.read(&DecodeLimits::default(), &mut listener.batch);
+                heard.note(frame.encoded_len(), || frame);
+                Ok(listener.size_told())
             }
-        }
-    }
-}
-
-/// Waits for the first block in the frames of a server over gRPC, and returns its number of tokens.
-async fn size_in_frames(
-    endpoint: &str,
-    patience: Duration,
-    mut listener: BlockSizeListener,
-) -> Result<u32, SizeError> {
-    let mut frames = Frames::subscribe(endpoint, listener.decoder.format(), patience).await?;
-    loop {
-        let frame = frames.next().await?;
-        frame.read(&DecodeLimits::default(), &mut listener.batch);
-        if let Some(size) = listener.size_told() {
-            return Ok(size);
         }
     }
 }

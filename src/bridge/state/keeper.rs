@@ -39,6 +39,9 @@ pub(in super::super) struct Keeper {
     is_unread: bool,
     /// Attempt to read an earlier bridge's file that could not be read. It returns what [`Self::read_late`] returns.
     reading: Option<JoinHandle<Option<u64>>>,
+    /// Number of the last batch in a file that could not be read before, and has been read since; `None` if there is no
+    /// such file.
+    late: Option<u64>,
     /// Time that the last writing took, in microseconds.
     took_us: Arc<AtomicU64>,
 }
@@ -65,11 +68,13 @@ impl Keeper {
             written: Arc::default(),
             writing: None,
             reading: None,
+            late: None,
             took_us: Arc::default(),
         }
     }
 
-    /// Whether an earlier bridge's file may be there, but could not be read. It must not be written over by less.
+    /// Whether an earlier bridge's file may be there that could not be read, or was read late. It must not be written over
+    /// by less.
     pub(in super::super) fn is_unread(&self) -> bool {
         self.is_unread
     }
@@ -80,39 +85,43 @@ impl Keeper {
         self.reading.is_some()
     }
 
-    /// Allows that a file that could not be read is written over, because all of the engine's blocks are known.
+    /// Allows that a file that could not be read is written over, because all of the engine's blocks are known, or the file
+    /// is of no use.
     pub(in super::super) fn write_over(&mut self) {
-        (self.is_unread, self.reading) = (false, None);
+        (self.is_unread, self.reading, self.late) = (false, None, None);
         self.directory.write_over(&self.holder);
     }
 
     /// Returns the number of the last batch in a file that could not be read, and can be read by now. `None` if it still
-    /// cannot be read, or has no batch. Reads it on a thread that may block, and tries again after a pause. `cache` is the
-    /// text of the engine's settings.
+    /// cannot be read, or has no batch. Reads it on a thread that may block, and tries again after a pause. Returns the
+    /// number again after each pause, until the file may be [written over](Self::write_over). `cache` is the text of the
+    /// engine's settings.
     pub(in super::super) fn read_late(&mut self, cache: &str) -> Option<u64> {
-        match &mut self.reading {
-            Some(reading) => {
-                let read = reading.now_or_never()?;
-                self.reading = None;
-                self.is_unread = self.directory.is_unread(&engine_file(&self.holder));
-                // A thread that has failed has logged that.
-                read.unwrap_or_default()
-            }
-            None if Instant::now() < self.due_at => None,
-            None => {
-                self.due_at = Instant::now() + self.directory.inner.interval;
-                let (directory, holder) = (self.directory.clone(), self.holder.clone());
-                let (cache, bytes_max) = (cache.to_owned(), self.bytes_max);
-                let read = move || {
-                    directory
-                        .late_engine(&holder, &cache, bytes_max)?
-                        .continuity
-                        .last()
-                };
-                self.reading = Some(tokio::task::spawn_blocking(read));
-                None
-            }
+        if let Some(reading) = &mut self.reading {
+            let read = reading.now_or_never()?;
+            self.reading = None;
+            // A thread that has failed has logged that.
+            self.late = read.unwrap_or_default();
+            self.is_unread = self.late.is_some() || self.directory.is_unread(&engine_file(&self.holder));
+            return self.late;
         }
+        if Instant::now() < self.due_at {
+            return None;
+        }
+        self.due_at = Instant::now() + self.directory.inner.interval;
+        if self.late.is_none() {
+            let (directory, holder) = (self.directory.clone(), self.holder.clone());
+            let (cache, bytes_max) = (cache.to_owned(), self.bytes_max);
+            let metrics = Arc::clone(&self.metrics);
+            let read = move || {
+                directory
+                    .late_engine(&holder, &cache, bytes_max, &metrics)?
+                    .continuity
+                    .last()
+            };
+            self.reading = Some(tokio::task::spawn_blocking(read));
+        }
+        self.late
     }
 
     /// Returns the right to write. `None` if the file already contains all `changes` so far, and is not old. Also

@@ -44,7 +44,7 @@ use kvatlas_telemetry::{BridgeMetrics, LogGate, log_gated};
 
 use super::continuity::Continuity;
 use bucket::Bucket;
-use file::{StateFileKind, read_file, write_file};
+use file::{FileError, StateFileKind, read_file, write_file};
 
 pub(super) use keeper::Keeper;
 pub use place::{PlaceError, StatePlace};
@@ -246,8 +246,14 @@ impl StateDirectory {
     }
 
     /// Returns the saved state of an engine, like [`Self::engine`], after an earlier attempt to read it has failed.
-    fn late_engine(&self, holder: &PublishedHolder, cache: &str, bytes_max: u64) -> Option<KeptEngine> {
-        let kept = self.read_again(&engine_file(holder), StateFileKind::Engine, bytes_max)?;
+    fn late_engine(
+        &self,
+        holder: &PublishedHolder,
+        cache: &str,
+        bytes_max: u64,
+        metrics: &BridgeMetrics,
+    ) -> Option<KeptEngine> {
+        let kept = self.read_again(&engine_file(holder), StateFileKind::Engine, bytes_max, metrics)?;
         self.of_cache(holder, kept, cache)
     }
 
@@ -323,43 +329,55 @@ impl StateDirectory {
     /// Reads the value in a file; `None` if there is none. A value that cannot be read is also `None`, and is logged. If
     /// the file may be right nevertheless, it is not written over until it has been read.
     fn read<T: DeserializeOwned>(&self, name: &str, kind: StateFileKind, bytes_max: u64) -> Option<T> {
-        let (read, is_unread) = self.look(name, kind, bytes_max);
-        match is_unread {
-            true => self.inner.unread.lock().insert(name.to_owned()),
-            false => self.inner.unread.lock().remove(name),
-        };
-        read
+        match self.look(name, kind, bytes_max) {
+            Ok(read) => {
+                self.inner.unread.lock().remove(name);
+                read
+            }
+            Err(error) => {
+                self.inner.unread.lock().insert(name.to_owned());
+                unread(&self.inner.path.join(name), &error);
+                None
+            }
+        }
     }
 
     /// Reads the value in a file that could not be read before, like [`Self::read`]. The file may have been written over
-    /// since this reading began, so the failure of this reading keeps nobody from writing.
-    fn read_again<T: DeserializeOwned>(&self, name: &str, kind: StateFileKind, bytes_max: u64) -> Option<T> {
-        let (read, is_unread) = self.look(name, kind, bytes_max);
-        if !is_unread {
-            self.inner.unread.lock().remove(name);
+    /// since this reading began, so the failure of this reading keeps nobody from writing. A failure is logged and counted.
+    fn read_again<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        kind: StateFileKind,
+        bytes_max: u64,
+        metrics: &BridgeMetrics,
+    ) -> Option<T> {
+        match self.look(name, kind, bytes_max) {
+            Ok(read) => {
+                self.inner.unread.lock().remove(name);
+                read
+            }
+            Err(error) => {
+                metrics.state_failed(&self.inner.path.join(name).display(), &error);
+                None
+            }
         }
-        read
     }
 
-    /// Returns the value in a file, and whether the file may be right although it could not be read. Logs why it could
-    /// not.
+    /// Returns the value in a file; `None`, and logged, if there is none that can be used. The error means that the file
+    /// may be right although it cannot be read.
     fn look<T: DeserializeOwned>(
         &self,
         name: &str,
         kind: StateFileKind,
         bytes_max: u64,
-    ) -> (Option<T>, bool) {
+    ) -> Result<Option<T>, FileError> {
         let path = self.inner.path.join(name);
         match read_file(self.inner.storage.as_ref(), &path, kind, bytes_max) {
-            Ok(read) => (read, false),
-            Err(error) if error.may_pass() => {
-                unread(&path, &error);
-                (None, true)
-            }
-            Err(error) => {
+            Err(error) if !error.may_pass() => {
                 refused(&path, &error);
-                (None, false)
+                Ok(None)
             }
+            read => read,
         }
     }
 

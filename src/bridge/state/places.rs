@@ -103,9 +103,10 @@ async fn change_file(
 ) -> Result<PortPlaces, PlacesError> {
     let mut before = known;
     if directory.is_unread(NAME) {
-        let late = directory.clone();
-        let reading =
-            tokio::task::spawn_blocking(move || late.read_again(NAME, StateFileKind::Ports, BYTES_MAX));
+        let (late, metrics) = (directory.clone(), Arc::clone(metrics));
+        let reading = tokio::task::spawn_blocking(move || {
+            late.read_again(NAME, StateFileKind::Ports, BYTES_MAX, &metrics)
+        });
         // A thread that has failed has logged that. No engine has ports before the table has been read.
         before = reading.await.ok().flatten().unwrap_or_default();
         if directory.is_unread(NAME) {

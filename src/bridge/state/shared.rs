@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use async_nats::Client;
@@ -52,6 +52,8 @@ pub(in super::super) struct SharedRegistrations {
     /// Registrations that are not written yet, by their keys.
     noted: Arc<Mutex<BTreeMap<String, Registration>>>,
     news: Arc<Notify>,
+    /// Revision of the last entry from before this bridge was first connected to JetStream; unset until then.
+    kept_until: Arc<OnceLock<u64>>,
 }
 
 impl SharedRegistrations {
@@ -60,6 +62,7 @@ impl SharedRegistrations {
             bucket,
             noted: Arc::default(),
             news: Arc::default(),
+            kept_until: Arc::default(),
         }
     }
 
@@ -82,14 +85,14 @@ impl SharedRegistrations {
 
     /// Opens the set of files in JetStream, and exchanges registrations with the other bridges. Writes the noted
     /// registrations, and those of the `registered` engines that are missing in JetStream. Calls `apply` with the
-    /// registrations of all bridges, and `ports` with each revision of the table of ports. Returns when another owner
-    /// takes the set of files.
+    /// registrations of all bridges, and with whether each is from before this bridge. Calls `ports` with each revision of
+    /// the table of ports. Returns when another owner takes the set of files.
     pub(in super::super) async fn run(
         self,
         nats: Client,
         metrics: Arc<BridgeMetrics>,
         registered: impl Fn() -> Vec<GivenEngine>,
-        apply: impl Fn(Registration),
+        apply: impl Fn(Registration, bool),
         ports: impl Fn(u64, PortPlaces),
     ) {
         let mut jetstream = async_nats::jetstream::new(nats.clone());
@@ -127,11 +130,16 @@ impl SharedRegistrations {
         keys: &Store,
         engines: Vec<GivenEngine>,
         metrics: &BridgeMetrics,
-        apply: &impl Fn(Registration),
+        apply: &impl Fn(Registration, bool),
         ports: &impl Fn(u64, PortPlaces),
     ) -> io::Result<Bytes> {
         if let Some(owner) = self.bucket.other_owner(keys).await? {
             return Ok(owner);
+        }
+        if self.kept_until.get().is_none() {
+            let info = keys.stream.get_info().await.map_err(io::Error::other)?;
+            // Nobody else sets it.
+            let _ = self.kept_until.set(info.state.last_sequence);
         }
         self.restore(keys, engines).await?;
         let all = format!("{}>", self.bucket.prefix());
@@ -198,7 +206,12 @@ impl SharedRegistrations {
 
     /// Applies an entry (a registration or its removal) that a bridge has written. Purges the entry of an engine that was
     /// unregistered longer than [`FORGOTTEN_AFTER`] ago.
-    async fn heard(&self, keys: &Store, entry: &Entry, apply: &impl Fn(Registration)) -> io::Result<()> {
+    async fn heard(
+        &self,
+        keys: &Store,
+        entry: &Entry,
+        apply: &impl Fn(Registration, bool),
+    ) -> io::Result<()> {
         if entry.operation != Operation::Put {
             return Ok(());
         }
@@ -220,7 +233,8 @@ impl SharedRegistrations {
             let purged = purge.sequence(entry.revision.saturating_add(1)).await;
             purged.map_err(io::Error::other)?;
         }
-        apply(registration);
+        let is_kept = self.kept_until.get().is_some_and(|last| entry.revision <= *last);
+        apply(registration, is_kept);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kvatlas_core::wire::{NamespaceName, WorkerName};
 use kvatlas_engines::{Translator, TranslatorSettings};
@@ -9,6 +9,7 @@ use crate::republish::PortPlaces;
 use crate::{EngineDefaults, parse_engine};
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_process::storage::StorageFile;
+use kvatlas_telemetry::rendered;
 
 mod earlier;
 
@@ -93,6 +94,10 @@ fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
 #[derive(Debug, Default)]
 struct WatchedDisk {
     is_unreadable: AtomicBool,
+    /// Lock that each opening of a file waits for.
+    hang: Mutex<()>,
+    /// Number of openings that were waiting, or had waited, for [`Self::hang`].
+    opening: AtomicU64,
     #[cfg(unix)]
     modes: Mutex<Vec<u32>>,
 }
@@ -105,6 +110,8 @@ impl WatchedDisk {
 
 impl Storage for WatchedDisk {
     fn open(&self, path: &Path) -> io::Result<Box<dyn io::Read>> {
+        self.opening.fetch_add(1, Ordering::AcqRel);
+        drop(self.hang.lock());
         match self.is_unreadable.load(Ordering::Relaxed) {
             true => Err(io::ErrorKind::PermissionDenied.into()),
             false => Disk.open(path),
@@ -191,7 +198,10 @@ async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
     };
     assert_eq!(read_again().await, None);
     storage.set_unreadable(false);
-    assert_eq!(read_again().await, kept("cache").continuity.last());
+    let last = kept("cache").continuity.last();
+    assert_eq!(read_again().await, last);
+    assert_eq!(keeper.read_late("cache"), last, "until it may be written over");
+    assert!(keeper.turn(1).is_none());
     let read = directory.engine(&holder(), "cache", BYTES_MAX).unwrap();
     assert_eq!(read.epoch, 9);
     assert!(write(&directory, &doubtful), "it has been read");
@@ -199,7 +209,11 @@ async fn a_file_that_could_not_be_read_is_not_written_over_before_it_is() {
     storage.set_unreadable(true);
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
     keeper.write_over();
-    assert!(directory.late_engine(&holder(), "cache", BYTES_MAX).is_none());
+    assert!(
+        directory
+            .late_engine(&holder(), "cache", BYTES_MAX, &BridgeMetrics::new())
+            .is_none()
+    );
     assert!(
         write(&directory, &kept("cache")),
         "a reading that began before ended after it"
@@ -215,38 +229,62 @@ fn registered_engines_that_could_not_be_read_are_read_later() {
     let engines = vec![given("gpu-0=tcp://a:1")];
     Registered::open(directory.clone())
         .1
-        .keep(|| engines.clone(), &metrics);
+        .keep(|| Some(engines.clone()), &metrics);
     storage.set_unreadable(true);
     let (none, registered) = Registered::open(directory.clone());
-    assert!(none.is_empty() && registered.is_behind());
-    registered.keep(Vec::new, &metrics);
-    assert!(registered.read_late().is_none() && registered.is_behind());
+    assert!(none.is_none() && registered.is_behind());
+    registered.keep(|| None, &metrics);
+    assert!(registered.read_late(&metrics).is_none() && registered.is_behind());
     storage.set_unreadable(false);
-    assert_eq!(registered.read_late(), Some(engines.clone()));
-    registered.keep(|| engines.clone(), &metrics);
-    assert!(!registered.is_behind() && registered.read_late().is_none());
-    assert_eq!(Registered::open(directory).0, engines);
+    assert_eq!(registered.read_late(&metrics), Some(engines));
+    registered.keep(|| None, &metrics);
+    assert!(registered.is_behind(), "its engines are not in the list yet");
+    // A list that is empty by now is written, too.
+    registered.keep(|| Some(Vec::new()), &metrics);
+    assert!(!registered.is_behind());
+    assert_eq!(Registered::open(directory).0, Some(Vec::new()));
 }
 
+/// A disk from which a read never comes back must not keep registrations waiting.
 #[test]
-fn an_engine_that_was_unregistered_before_its_file_could_be_read_does_not_come_back() {
+fn registrations_do_not_wait_for_a_late_read() {
     let folder = tempfile::tempdir().unwrap();
     let storage = Arc::new(WatchedDisk::default());
     let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&storage) as _).unwrap();
-    let metrics = BridgeMetrics::new();
-    let [gone, back, left] = ["gpu-0=tcp://a:1", "gpu-1=tcp://a:1", "gpu-2=tcp://a:1"].map(given);
-    let engines = vec![gone, back.clone(), left.clone()];
-    Registered::open(directory.clone())
-        .1
-        .keep(|| engines.clone(), &metrics);
     storage.set_unreadable(true);
+    let metrics = BridgeMetrics::new();
     let (_, registered) = Registered::open(directory);
-    let anew = vec![given("gpu-0=tcp://b:1"), back.clone()];
-    registered.keep(|| anew, &metrics);
-    registered.keep(Vec::new, &metrics);
-    registered.keep(|| vec![back.clone()], &metrics);
-    storage.set_unreadable(false);
-    assert_eq!(registered.read_late(), Some(vec![back, left]));
+    let (reading, opened) = (storage.hang.lock(), storage.opening.load(Ordering::Acquire));
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| registered.read_late(&metrics));
+        while storage.opening.load(Ordering::Acquire) == opened {
+            std::thread::yield_now();
+        }
+        registered.keep(|| None, &metrics);
+        drop(reading);
+        assert_eq!(late.join().unwrap(), None);
+    });
+}
+
+#[test]
+fn each_late_read_that_fails_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Arc::new(WatchedDisk::default());
+    let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&storage) as _).unwrap();
+    assert!(write(&directory, &kept("cache")));
+    storage.set_unreadable(true);
+    let page = rendered(|| {
+        let metrics = BridgeMetrics::new();
+        assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
+        for _ in 0..2 {
+            assert!(
+                directory
+                    .late_engine(&holder(), "cache", BYTES_MAX, &metrics)
+                    .is_none()
+            );
+        }
+    });
+    assert!(page.contains("kvatlas_bridge_state_failures_total 2"), "{page}");
 }
 
 #[tokio::test]
@@ -415,22 +453,22 @@ fn registered_engines_are_written_when_they_change() {
     let directory = open(folder.path());
     let metrics = BridgeMetrics::new();
     let (none, registered) = Registered::open(directory.clone());
-    assert!(none.is_empty());
+    assert_eq!(none, Some(Vec::new()));
     let engines = vec![
         given("gpu-0=tcp://a:1,replay=tcp://a:2,groups=full/window:9,adapters=1:x"),
         given("gpu-1=http://a:1,groups=full,adapters=1:x,scheme=llm-d-xxh64:7,address=a:2,label=x:y"),
     ];
-    registered.keep(|| engines.clone(), &metrics);
+    registered.keep(|| Some(engines.clone()), &metrics);
     let path = folder.path().join("registered");
     std::fs::remove_file(&path).unwrap();
-    registered.keep(|| engines.clone(), &metrics);
+    registered.keep(|| Some(engines.clone()), &metrics);
     assert!(!path.exists(), "nothing has changed");
-    registered.keep(Vec::new, &metrics);
-    registered.keep(|| engines.clone(), &metrics);
+    registered.keep(|| Some(Vec::new()), &metrics);
+    registered.keep(|| Some(engines.clone()), &metrics);
     let (again, _) = Registered::open(directory.clone());
-    assert_eq!(again, engines);
+    assert_eq!(again, Some(engines));
     std::fs::write(&path, b"KVBRIDGE").unwrap();
-    assert!(Registered::open(directory).0.is_empty());
+    assert_eq!(Registered::open(directory).0, Some(Vec::new()));
 }
 
 #[tokio::test]

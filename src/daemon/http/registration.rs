@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 
-use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, Rank};
+use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, Rank, worker_of_instance};
 use kvatlas_engines::{Format, GroupFacts};
 
 use super::caller::Caller;
@@ -18,7 +18,9 @@ use super::fields::Unknown;
 use super::scores::ScoreDialect;
 use super::shared::{HttpShared, Payload, json_response};
 use kvatlas_process::registry::{BesideEvents, read_scheme};
-use kvatlas_process::registry::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
+use kvatlas_process::registry::{
+    Discovered, EngineKey, GivenEngine, NewEngine, NewServer, RemovedEngines, follow_patiently,
+};
 
 /// Fields of a request that tells the bridge to follow an engine, that is, to receive its events. The struct has the
 /// fields of both dialects, Mooncake's and Dynamo's.
@@ -210,15 +212,22 @@ pub(super) async fn unregister(
         request.tenant_id,
         request.routing_group,
     )?;
-    let instance = request.instance_id.into_text();
-    let is_meant = |key: &EngineKey| {
-        let is_model = match (words, names_group) {
-            (ScoreDialect::Dynamo, false) => key.model.model == model.model,
-            _ => key.model.is_same_cache(&model),
-        };
-        key.instance == instance && is_model && request.dp_rank.is_none_or(|rank| rank == key.rank)
+    let (instance, rank) = (request.instance_id.into_text(), request.dp_rank);
+    let is_meant = {
+        let (instance, model) = (instance.clone(), model.clone());
+        move |key: &EngineKey| {
+            let is_model = match (words, names_group) {
+                (ScoreDialect::Dynamo, false) => key.model.model == model.model,
+                _ => key.model.is_same_cache(&model),
+            };
+            key.instance == instance && is_model && rank.is_none_or(|rank| rank == key.rank)
+        }
     };
-    let removed = engines.unregister(&is_meant);
+    // No engine has a name that is too long, and the bridge may keep the names.
+    let removed = match worker_of_instance(&instance).is_ok() && model.namespace().is_ok() {
+        true => engines.unregister(Arc::new(is_meant)),
+        false => RemovedEngines::new(),
+    };
     if removed.is_empty() && words == ScoreDialect::Dynamo {
         return Err(HttpRefusal::NotFound(format!(
             "instance {instance} of {model} is not followed"

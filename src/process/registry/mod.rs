@@ -6,6 +6,7 @@ mod beside;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -427,6 +428,9 @@ pub async fn follow_patiently(
 /// Keys of the publishers of engines that are no longer followed.
 pub type RemovedEngines = Vec<EngineKey>;
 
+/// Selection of engines by their keys. A bridge may keep it.
+pub type IsMeant = Arc<dyn Fn(&EngineKey) -> bool + Send + Sync>;
+
 /// The engines that a bridge follows. No method blocks.
 pub trait EngineRegistry: Send + Sync {
     /// Begins to follow an engine. If the engine is already followed in exactly this way, only its address for requests
@@ -470,10 +474,11 @@ pub trait EngineRegistry: Send + Sync {
     /// registration token.
     fn register_token(&self) -> Option<&Secret>;
 
-    /// Stops following the engines for which `is_meant` returns true. Returns the keys of all engines that are no
+    /// Stops following the engines for which `is_meant` returns true, now and in a list of registered engines that can only
+    /// be read later. Returns the keys of all engines that are no
     /// longer followed. If `is_meant` selects one rank of a server, the bridge stops following all ranks of that
     /// server.
-    fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines;
+    fn unregister(&self, is_meant: IsMeant) -> RemovedEngines;
 
     /// Returns the followed engines and their states, in the order of their keys.
     fn engines(&self) -> Vec<EngineState>;

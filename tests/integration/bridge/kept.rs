@@ -15,7 +15,7 @@ use crate::support::http::HttpClient;
 use crate::support::jetstream::{broker_on_port, broker_on_store, servers};
 use crate::support::metrics::metric;
 use crate::support::process::{Process, message};
-use crate::support::{broker_on, eventually, lasting_port, reasons, server};
+use crate::support::{broker_on, eventually, http_get, lasting_port, reasons, server};
 
 const STATE: &str = "--state=nats:kept/a";
 
@@ -226,6 +226,32 @@ async fn what_is_registered_with_one_bridge_is_followed_by_the_other() {
         publishers.publish(0, &json!([stored(3, 0, 1)]));
         site.settles("gpu-0", 8, &[]).await;
     }
+}
+
+/// A bridge begins with a flag that gives an engine another address than its earlier registration.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_in_jetstream_leaves_a_given_address() {
+    let store = tempfile::tempdir().unwrap();
+    let site = Site::at(broker_on_store(&server(), store.path()).await, &[]).await;
+    let flags = ["--lease=pair", "--state=nats:kept"];
+    let (_first, mut at_first) = registering(&site, &flags).await;
+    let (_second, mut at_second) = registering(&site, &flags).await;
+    for (name, port) in [("gpu-0", 1), ("gpu-1", 2)] {
+        let body = json!({"instance_id": name, "endpoint": format!("tcp://127.0.0.1:{port}"), "model_name": "m", "block_size": 4,
+            "address": "10.0.0.1:80"});
+        assert_eq!(at_first.post("/register", &body).await.status, 201);
+        // The registrations are in JetStream, in this order.
+        follows(&mut at_second, port).await;
+    }
+    let given = "--engine=gpu-0=tcp://127.0.0.1:1,model=m,block_size=4,address=10.0.0.9:80";
+    let (third, mut at_third) = registering(&site, &[flags[0], flags[1], given]).await;
+    follows(&mut at_third, 2).await;
+    let (_, shown) = http_get(third.admin_address(), "/workers");
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let addresses: Vec<_> = (0..2)
+        .map(|engine| &shown["engines"][engine]["address"])
+        .collect();
+    assert_eq!(addresses, ["10.0.0.9:80", "10.0.0.1:80"], "{shown}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

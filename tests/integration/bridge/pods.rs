@@ -275,15 +275,19 @@ impl Api {
     }
 
     fn bridge_with(&self, site: &Site, folder: &tempfile::TempDir, arguments: &[&str]) -> Process {
+        self.bridge_given(site, folder, &[arguments, &["--block-size", "4"]].concat())
+    }
+
+    /// Starts a bridge with these arguments alone.
+    fn bridge_given(&self, site: &Site, folder: &tempfile::TempDir, arguments: &[&str]) -> Process {
         let config = folder.path().join("kubeconfig");
         let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", self.address)}}],
             "users": [{"name": "bridge", "user": {}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "bridge", "namespace": "llm"}}]});
         std::fs::write(&config, text.to_string()).unwrap();
-        let arguments = [arguments, &["--block-size", "4"]].concat();
         let variables = [("KUBECONFIG", config.to_str().unwrap())];
-        Process::bridge_in(site.broker.url(), &arguments, &variables)
+        Process::bridge_in(site.broker.url(), arguments, &variables)
     }
 }
 
@@ -399,6 +403,33 @@ async fn the_address_of_a_pod_may_be_anothers_while_the_watch_is_behind() {
     site.settles("vllm-1", 1, &[]).await;
     api.cluster.lock().tell("DELETED", gone);
     is_gone(&site, "vllm-0").await;
+}
+
+/// The API cannot confirm a pod when its first block has told the block size. The block must not be lost, although the
+/// engine has no replay socket.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_block_is_kept_while_the_api_is_away() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::without_replay()]);
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    let mut api = Api::start().await;
+    api.put("vllm-0", "u0", &server);
+    let folder = tempfile::tempdir().unwrap();
+    let bridge = api.bridge_given(&site, &folder, &["--discover", "kubernetes:app=vllm"]);
+    troubled(&bridge, "the bridge waits", |error| {
+        error.contains("waits for the first block")
+    })
+    .await;
+    publishers.wait_for_subscriber(0);
+    api.go_away().await;
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    troubled(&bridge, "the bridge cannot ask the API", |error| {
+        !error.is_empty() && !error.contains("waits for the first block")
+    })
+    .await;
+    api.come_back().await;
+    site.settles("vllm-0", 2, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

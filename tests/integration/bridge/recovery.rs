@@ -401,7 +401,7 @@ async fn what_is_lost_on_the_way_is_asked_for() {
 
 /// Stops following the event plane of `worker`.
 async fn unfollow(site: &Site, worker: &Worker) {
-    site.bridge.unregister(&|_| true);
+    site.bridge.unregister(Arc::new(|_| true));
     eventually("the worker is forgotten", async || {
         site.holder("7").await.is_none().then_some(())
     })

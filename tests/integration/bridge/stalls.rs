@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 use kvatlas_bridge::{Bridge, BridgeClock, BridgeOptions, FollowOptions};
 use kvatlas_core::wire::{Event, EventBatch, WireLimits};
 use kvatlas_process::broker::embedded::EmbeddedBroker;
+use kvatlas_process::registry::EngineRegistry;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -23,7 +24,7 @@ use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 use super::frames::{batch, subscriber};
 use super::sources::{envelope, router_stored, trt_created, trt_stored};
 use super::{follow_text, stored};
-use crate::support::{PATIENCE, broker, subjects};
+use crate::support::{PATIENCE, broker, eventually, subjects};
 
 /// Interval so long that no tick comes during a test.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -244,6 +245,28 @@ async fn an_answer_from_before_a_stall_is_no_news() {
     engine.publish().await;
     engine.answer(next).await;
     scene.tells(&["in doubt", "stored", "stored", "exact"]).await;
+}
+
+/// The time in which the bridge stood still counts as silence of the engine: daemons have removed the holder meanwhile,
+/// and another engine may have the address.
+#[tokio::test]
+async fn another_process_after_a_long_stall_is_in_doubt() {
+    let mut scene = Scene::new(NEVER).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    scene.follow(&format!("gpu-0=tcp://{}", listener.local_addr().unwrap()));
+    let mut engine = subscriber(&listener).await;
+    scene.tells(&["in doubt"]).await;
+    engine.write_all(&batch(0, &stored(1, 0, 1))).await.unwrap();
+    scene.tells(&["stored", "exact"]).await;
+    scene.moved_ms.fetch_add(3_600_000, Ordering::SeqCst);
+    drop(engine);
+    let mut other = subscriber(&listener).await;
+    other.write_all(&batch(0, &stored(2, 0, 1))).await.unwrap();
+    eventually("the bridge doubts it", async || {
+        let error = scene.bridge.engines()[0].last_error.clone()?;
+        error.contains("another process by now").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -490,6 +490,21 @@ async fn a_server_that_hands_on_events_tells_model_and_block_size() {
     assert_eq!(site.bridge.engines()[0].engine.block_size, BLOCK);
 }
 
+/// A server hands on live events only, and does not tell the block size. The frame that tells the size must not be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_frame_that_tells_the_block_size_counts() {
+    let site = Site::new(&[]).await;
+    let served = serve(told("m", 0, Vec::new())).await;
+    follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
+    eventually("the bridge subscribes", async || {
+        (served.servicer.subscriptions.load(Ordering::SeqCst) == 1).then_some(())
+    })
+    .await;
+    served.servicer.publish(&frame(0, [cleared()]));
+    served.servicer.publish(&frame(1, [stored(1, 0, 3)]));
+    site.settles("gpu-0", 3, &[]).await;
+}
+
 /// A server states two ranks, but passes on the events of only one, as vLLM's Rust server does. The bridge must report
 /// this in the engine's last error, and the rank that is heard must stay exact.
 #[tokio::test(flavor = "multi_thread")]

@@ -37,7 +37,7 @@ fn what_an_earlier_program_has_kept_of_registrations_is_taken_up() {
     std::fs::write(folder.path().join("registered"), REGISTERED).unwrap();
     let (engines, _) = Registered::open(open(folder.path()));
     assert_eq!(
-        engines,
+        engines.unwrap(),
         [given("gpu-1=tcp://127.0.0.1:22903,replay=tcp://127.0.0.1:22904")]
     );
 }
