@@ -149,11 +149,10 @@ impl ToldPlace {
 /// own connections.
 async fn connect_bridge(daemon: &Daemon, bridge: &Bridge, subjects: &Subjects) -> Result<Client, Failure> {
     let (noting, commands) = (bridge.clone(), subjects.admin(AdminCommand::Reset));
-    let notice = move |notice: ConnectionNotice| match notice {
-        ConnectionNotice::Refused(refusal) => {
+    let notice = move |notice: ConnectionNotice| {
+        if let ConnectionNotice::Refused(refusal) = notice {
             note_refusal(&noting, &commands, &refusal);
         }
-        _ => {}
     };
     let connecting = connect(
         daemon.nats(),

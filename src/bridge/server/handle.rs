@@ -35,6 +35,10 @@ pub(super) struct EarlyConnection {
 
 /// The connection itself.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one for each rank, while its server is being asked"
+)]
 pub(super) enum MadeConnection {
     /// A subscription to sockets.
     Sockets(Subscription),

@@ -57,6 +57,10 @@ struct Listening {
 }
 
 /// Connection to a publisher, with the events that were read from it.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one for each rank, while its server is being asked"
+)]
 enum OpenChannel {
     Sockets(Subscription, Heard<Numbered>),
     Stream(Box<Frames>, Heard<KvEventFrame>),

@@ -95,7 +95,7 @@ pub(crate) async fn start_queries(
                     _ = is_settled.wait_for(|settled| *settled) => {}
                     () = stop.cancelled() => return Ok(()),
                 }
-                beside(watching, service.run(stop, subscribed)).await
+                Box::pin(beside(watching, service.run(stop, subscribed))).await
             }
         };
         serve_in_turns(&stage, connector, first, serve);
