@@ -3,7 +3,8 @@
 //!
 //! Only a hole-free prefix of a holder's blocks counts. Suppose that a holder has the chosen block at position p, but
 //! lacks the next chosen block, at position q. Then it has between p + 1 and q leading blocks. By bisection over the
-//! chosen blocks, the search finds the first one that each holder lacks.
+//! chosen blocks, the search finds the first one that each holder lacks. A block counts only behind blocks that agree
+//! with all chosen blocks before it.
 //!
 //! Such a search takes a turn at the runs, as writers do. It needs a turn because it finds blocks in the middle of
 //! runs, with a table that can be used only in a turn. So everything that it reads is of one instant.
@@ -12,6 +13,8 @@
 //! chain contains such a hash.
 
 use std::collections::HashMap;
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::hash::Position;
 use crate::index::directory::{SlotBits, SlotSet};
@@ -106,22 +109,18 @@ pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search:
     let replacements = shared.replacements.load();
     let runs = shared.runs.write();
     let directory = shared.slots.load();
+    let asked = search.workers.map(|workers| directory.slots_of(workers));
     let mut sparse = SparseSearch {
         runs: &runs,
         chain,
+        steps: known_steps(&runs, chain),
         tiers: search.tiers,
         usable_max: search.usable_max(),
-        is_chain: true,
+        has_foreign: shared.foreign_holders.load() > 0,
+        first_doubles: HashMap::new(),
         found: Groups::new(),
     };
-    let has_foreign = shared.foreign_holders.load() > 0;
-    sparse.is_chain = !has_foreign && (!runs.has_doubles() || sparse.meets_no_double());
-    let asked = search.workers.map(|workers| directory.slots_of(workers));
-    let first = sparse.holders(0, asked.as_ref().unwrap_or(&directory.taken));
-    match sparse.is_chain {
-        true => sparse.bisect(0, chain.positions.len(), first),
-        false => sparse.walk(first),
-    }
+    sparse.run(Front::beginning(asked.unwrap_or_else(|| directory.taken.clone())));
     Matches(Some(Box::new(MatchedGroups {
         groups: FoundGroups::Any(Box::new(finish(sparse.found, search.usable_max(), &directory))),
         near: None,
@@ -130,77 +129,162 @@ pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search:
     })))
 }
 
+/// Returns the numbers of the chosen blocks that the search looks up. It can't look up a block if the table of hashes
+/// does not find all blocks of the index that have its hash.
+fn known_steps(runs: &RunWriter<'_>, chain: &SparseChain<'_>) -> Vec<usize> {
+    let is_known = |index: &usize| {
+        let chosen = chain.chosen(*index);
+        chosen.is_none_or(|chosen| runs.places_of(chosen.hash.hash) != Places::TooMany)
+    };
+    (0..chain.positions.len()).filter(is_known).collect()
+}
+
+/// Block of the index that can be a chosen block of the query: it and the blocks before it agree with all chosen
+/// blocks up to there. The beginning of all chains if `spot` is `None`.
+struct Place {
+    spot: Option<Spot>,
+    /// Holders that have this block and all blocks before it.
+    holders: SlotSet,
+}
+
+/// Front of the search in one direction: the places of one chosen block.
+#[derive(Default)]
+struct Front {
+    /// Number of chosen blocks up to the places', that block included.
+    chosen: usize,
+    places: SmallVec<[Place; 1]>,
+}
+
+impl Front {
+    /// Makes the front before the first chosen block.
+    fn beginning(holders: SlotSet) -> Self {
+        Self {
+            chosen: 0,
+            places: smallvec![Place { spot: None, holders }],
+        }
+    }
+
+    /// Returns the holders of all places.
+    fn holders(&self) -> SlotSet {
+        let mut all = SlotSet::default();
+        for place in &self.places {
+            all.unite(&place.holders);
+        }
+        all
+    }
+
+    /// Removes holders, and places without holders.
+    fn subtract(&mut self, holders: &SlotSet) {
+        self.places.retain(|place| {
+            place.holders.subtract(holders);
+            !place.holders.is_empty()
+        });
+    }
+}
+
 struct SparseSearch<'a> {
     runs: &'a RunWriter<'a>,
     chain: &'a SparseChain<'a>,
+    /// Numbers of the chosen blocks that are looked up; see [`known_steps`].
+    steps: Vec<usize>,
     tiers: TierDepth,
     usable_max: u32,
-    /// Whether, as far as is known, the hashes of this query identify their prefixes.
-    is_chain: bool,
+    /// Whether some holder's hashes are not the contract's chain.
+    has_foreign: bool,
+    /// Offset of the first block of a run whose hash several blocks have; `u16::MAX` if there is none.
+    first_doubles: HashMap<RunId, u16>,
     found: Groups<SlotSet>,
 }
 
 impl SparseSearch<'_> {
-    /// Whether each hash that this search uses belongs to a single block. Checks the hash of each block of the index
-    /// that can be a block of the query, and of all blocks before that block.
-    fn meets_no_double(&self) -> bool {
-        let mut first_doubles: HashMap<RunId, u16> = HashMap::new();
-        let mut first_double = |run: RunId, end: u16| {
-            let find = || {
-                let hashes = (0..).zip(self.runs.view().hashes(run, 0, end));
-                let mut doubles = hashes.filter(|(_, hash)| self.runs.places_of(*hash) != Places::Single);
-                doubles.next().map_or(u16::MAX, |(offset, _)| offset)
-            };
-            *first_doubles.entry(run).or_insert_with(find)
+    fn run(&mut self, mut beginning: Front) {
+        let Some(first) = self.steps.first().copied() else {
+            return self.push(&beginning, self.chain.positions.len());
         };
-        let mut meets = |spot: Spot| {
-            let mut next = Some(spot);
-            while let Some(at) = next {
-                let own = self.runs.run(at.run);
-                if first_double(at.run, own.map_or(0, Run::len)) <= at.offset {
-                    return true;
-                }
-                next = own.and_then(Run::parent);
-            }
-            false
-        };
-        let mut is_clear = |index| {
-            let Some(chosen) = self.chain.chosen(index).filter(|_| self.is_known(index)) else {
-                // Some of the blocks that the query may mean are not found.
-                return false;
-            };
-            let met = self.runs.find_place(chosen.hash.hash, |spot| {
-                (self.is_at(spot, &chosen) && meets(spot)).then_some(())
-            });
-            met.is_none()
-        };
-        (0..self.chain.positions.len()).all(&mut is_clear)
-    }
-
-    /// Whether the table of hashes finds all blocks of the index that have the hash of the chosen block number `index`.
-    /// Also `true` if there is no such chosen block.
-    fn is_known(&self, index: usize) -> bool {
-        let chosen = self.chain.chosen(index);
-        chosen.is_none_or(|chosen| self.runs.places_of(chosen.hash.hash) != Places::TooMany)
-    }
-
-    /// Returns the holders in `among` that have the chosen block number `index` and all blocks before it. If hashes are
-    /// not a chain, the table of hashes may not find all blocks with the hash; then returns all of `among`.
-    fn holders(&self, index: usize, among: &SlotSet) -> SlotSet {
-        let mut found = SlotSet::default();
-        let Some(chosen) = self.chain.chosen(index).filter(|_| !among.is_empty()) else {
-            return found;
-        };
-        if !self.is_chain && !self.is_known(index) {
-            return among.clone();
+        let found = self.advance(&mut beginning, first);
+        // Holders without any of the chosen blocks are not named.
+        if first > 0 {
+            self.push(&beginning, first);
         }
+        self.bisect(found, 1, self.steps.len());
+    }
+
+    /// Records the bounds of the holders at `front`, the place of step number `held - 1`. They lack the chosen block of
+    /// step number `missing`.
+    fn bisect(&mut self, mut front: Front, held: usize, missing: usize) {
+        if front.places.is_empty() {
+            return;
+        }
+        let all = self.steps.len();
+        // Mostly some holders have all chosen blocks, so the last one is tried first.
+        let middle = match missing == all {
+            true => missing.saturating_sub(1),
+            false => usize::midpoint(held, missing),
+        };
+        let Some(index) = self.steps.get(middle).copied().filter(|_| held < missing) else {
+            let missing = self.steps.get(missing).copied();
+            return self.push(&front, missing.unwrap_or(self.chain.positions.len()));
+        };
+        let deeper = self.advance(&mut front, index);
+        self.bisect(deeper, middle + 1, missing);
+        self.bisect(front, held, middle);
+    }
+
+    /// Moves the holders that have the chosen block number `index` from `front` to its places, and returns these.
+    fn advance(&self, front: &mut Front, index: usize) -> Front {
+        let Some(chosen) = self.chain.chosen(index) else {
+            return Front::default();
+        };
+        let mut places = SmallVec::new();
+        let among = front.holders();
         self.runs.find_place(chosen.hash.hash, |spot| {
-            if self.is_at(spot, &chosen) {
-                found.unite(&self.runs.holders_to(spot, among, self.tiers));
+            if self.is_at(spot, &chosen)
+                && let Some(holders) = self.holders_along(spot, index, front, among.clone())
+            {
+                let spot = Some(spot);
+                places.push(Place { spot, holders });
             }
             None::<()>
         });
-        found
+        let chosen = index + 1;
+        let deeper = Front { chosen, places };
+        front.subtract(&deeper.holders());
+        deeper
+    }
+
+    /// Returns the holders in `among` that have the block at `spot` and all blocks before it. `None` if there are none,
+    /// or if one of these blocks is another one than a chosen block before the chosen block number `index`: hashes that
+    /// do not follow the contract may bring a block behind another prefix than the query's. Goes back to `front` only.
+    fn holders_along(&self, spot: Spot, index: usize, front: &Front, mut among: SlotSet) -> Option<SlotSet> {
+        let behind = front
+            .chosen
+            .checked_sub(1)
+            .and_then(|last| self.chain.chosen(last));
+        let mut earlier = (front.chosen..index).rev().peekable();
+        let mut next = Some(spot);
+        let mut reached = None;
+        while let Some(at) = next {
+            let run = self.runs.run(at.run)?;
+            let in_run = |position: u32| {
+                let offset = position.checked_sub(run.start())?;
+                let offset = u16::try_from(offset).ok()?;
+                Some(Spot { offset, ..at })
+            };
+            let is_in_run = |index: &usize| self.chain.blocks_before(*index) >= run.start();
+            while let Some(index) = earlier.next_if(is_in_run) {
+                let chosen = self.chain.chosen(index)?;
+                in_run(chosen.position).filter(|spot| self.is_at(*spot, &chosen))?;
+            }
+            self.runs.keep_holders(at, &mut among, self.tiers);
+            reached = behind.as_ref().and_then(|behind| in_run(behind.position));
+            if among.is_empty() || reached.is_some() {
+                break;
+            }
+            next = run.parent();
+        }
+        let before = front.places.iter().find(|place| place.spot == reached)?;
+        among.intersect(&before.holders);
+        (!among.is_empty()).then_some(among)
     }
 
     fn is_at(&self, spot: Spot, chosen: &Chosen) -> bool {
@@ -211,86 +295,73 @@ impl SparseSearch<'_> {
             && chosen.parent.is_none_or(is_after)
     }
 
-    /// Records the bounds of the holders in `slots`. These holders have the chosen block number `index` and at least
-    /// `held` leading blocks, but lack the chosen block number `missing`.
-    fn push(&mut self, index: usize, held: u32, missing: usize, slots: SlotSet) {
-        if slots.is_empty() {
-            return;
+    /// Whether the hashes of the block at `spot` and of all blocks before it stand for their prefixes, as far as the
+    /// index can tell: none of them belongs to another block, too.
+    fn is_chain(&mut self, spot: Spot) -> bool {
+        if self.has_foreign {
+            return false;
         }
-        let matched_blocks_max = self.chain.blocks_before(missing);
-        let group = |usable_blocks, slots| MatchGroup {
-            matched_blocks: held,
-            matched_blocks_max,
-            usable_blocks,
-            slots,
-        };
-        if !self.runs.has_bars() {
-            return self.found.push(group(held, slots));
-        }
-        let mut found = Groups::new();
-        let mut rest = slots;
-        // If the hashes are no chain, the query does not tell which blocks lie between the chosen blocks.
-        if self.is_chain
-            && let Some(chosen) = self.chain.chosen(index)
-        {
-            self.runs.find_place(chosen.hash.hash, |spot| {
-                if self.is_at(spot, &chosen) {
-                    let own = self.runs.holders_to(spot, &rest, self.tiers);
-                    rest.subtract(&own);
-                    self.runs.split(
-                        spot,
-                        held.min(self.usable_max),
-                        self.tiers,
-                        own,
-                        |usable, slots| {
-                            found.push(group(usable, slots));
-                        },
-                    );
-                }
-                None::<()>
-            });
-        }
-        if !rest.is_empty() {
-            found.push(group(0, rest));
-        }
-        self.found.extend(found);
-    }
-
-    /// Records the bounds of `holders`, which have the chosen block number `held`, but lack the chosen block number
-    /// `missing`. The hashes must form a chain: then a holder that has a block also has all blocks before it.
-    fn bisect(&mut self, held: usize, missing: usize, mut holders: SlotSet) {
-        if holders.is_empty() {
-            return;
-        }
-        if missing <= held + 1 {
-            return self.push(held, self.chain.blocks_through(held), missing, holders);
-        }
-        // Mostly some holders have all chosen blocks, so the last one is tried first.
-        let is_first = missing == self.chain.positions.len();
-        let middle = if is_first {
-            missing - 1
-        } else {
-            usize::midpoint(held, missing)
-        };
-        let deeper = self.holders(middle, &holders);
-        holders.subtract(&deeper);
-        self.bisect(middle, missing, deeper);
-        self.bisect(held, middle, holders);
-    }
-
-    /// Records the bounds of `holders` if hashes are not a chain. A holder's block may then follow other blocks than
-    /// the query's. So the lower bound counts only the chosen blocks before the first block that the query leaves out.
-    /// The upper bound is the same as for a chain: a missing block ends the prefix.
-    fn walk(&mut self, mut holders: SlotSet) {
-        let mut proven = 0;
-        for index in 0..self.chain.positions.len() {
-            if proven == self.chain.blocks_before(index) && self.is_known(index) {
-                proven = self.chain.blocks_through(index);
+        let mut next = Some(spot).filter(|_| self.runs.has_doubles());
+        while let Some(at) = next {
+            let run = self.runs.run(at.run);
+            let find = || {
+                let hashes = (0..).zip(self.runs.view().hashes(at.run, 0, run.map_or(0, Run::len)));
+                let mut doubles = hashes.filter(|(_, hash)| self.runs.places_of(*hash) != Places::Single);
+                doubles.next().map_or(u16::MAX, |(offset, _)| offset)
+            };
+            if *self.first_doubles.entry(at.run).or_insert_with(find) <= at.offset {
+                return false;
             }
-            let deeper = self.holders(index + 1, &holders);
-            holders.subtract(&deeper);
-            self.push(index, proven, index + 1, holders);
-            holders = deeper;
+            next = run.and_then(Run::parent);
+        }
+        true
+    }
+
+    /// Number of leading blocks that the query shares with the chain up to the place `spot` of the last of the first
+    /// `chosen` chosen blocks. A lower bound: if hashes do not stand for their prefixes, only the blocks before the
+    /// first one that the query leaves out are counted.
+    fn shared_blocks(&mut self, chosen: usize, spot: Option<Spot>) -> u32 {
+        let (Some(last), Some(spot)) = (chosen.checked_sub(1), spot) else {
+            return 0;
+        };
+        let through = self.chain.blocks_through(last);
+        if self.is_chain(spot) {
+            return through;
+        }
+        let given = (0..).zip(self.chain.positions);
+        let leading = given
+            .take_while(|(index, position)| position.as_u32() == *index)
+            .count();
+        u32::try_from(leading).unwrap_or(u32::MAX).min(through)
+    }
+
+    /// Records the bounds of the holders at `front`. They lack the chosen block number `missing`.
+    fn push(&mut self, front: &Front, missing: usize) {
+        let matched_blocks_max = self.chain.blocks_before(missing);
+        let mut told = SlotSet::default();
+        for Place { spot, holders } in &front.places {
+            let mut slots = holders.clone();
+            slots.subtract(&told);
+            told.unite(&slots);
+            let held = self.shared_blocks(front.chosen, *spot);
+            let found = &mut self.found;
+            let mut group = |usable_blocks, slots: SlotSet| {
+                if !slots.is_empty() {
+                    found.push(MatchGroup {
+                        matched_blocks: held,
+                        matched_blocks_max,
+                        usable_blocks,
+                        slots,
+                    });
+                }
+            };
+            match spot.filter(|_| self.runs.has_bars()) {
+                Some(spot) => {
+                    let depth = held.min(self.usable_max);
+                    self.runs.split(spot, depth, self.tiers, slots, group);
+                }
+                None => group(held, slots),
+            }
         }
     }
 }
@@ -315,11 +386,15 @@ impl RunWriter<'_> {
     pub(crate) fn holders_to(&self, spot: Spot, among: &SlotSet, tiers: TierDepth) -> SlotSet {
         let (mut holding, mut next) = (among.clone(), Some(spot));
         while let Some(spot) = next.filter(|_| !holding.is_empty()) {
-            let entries = self.entries(spot.run);
-            let have_it = entries.filter(|entry| entry.reach(tiers.step()) > spot.offset);
-            holding.intersect(&have_it.map(|entry| entry.slot()).collect());
+            self.keep_holders(spot, &mut holding, tiers);
             next = self.run(spot.run).and_then(Run::parent);
         }
         holding
+    }
+    /// Removes the holders that lack the block at `spot` in these tiers.
+    fn keep_holders(&self, spot: Spot, holders: &mut SlotSet, tiers: TierDepth) {
+        let entries = self.entries(spot.run);
+        let have_it = entries.filter(|entry| entry.reach(tiers.step()) > spot.offset);
+        holders.intersect(&have_it.map(|entry| entry.slot()).collect());
     }
 }

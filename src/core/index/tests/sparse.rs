@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::hash::{Position, SequenceHash};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
-use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search, SparseChain, TierDepth};
+use super::api::{
+    HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search, SparseChain, TierDepth,
+};
 use super::world::Path;
-use kvatlas_lab::random::Random;
+use kvatlas_lab::random::{Random, setting};
 
 /// Minimum and maximum number of leading blocks of each holder.
 type Found = BTreeMap<HolderId, (usize, usize)>;
@@ -186,22 +188,8 @@ fn only_blocks_in_the_tiers_asked_for_have_bounds() {
 #[test]
 fn hashes_that_are_no_chain_concern_no_other_chains() {
     let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
-    let store = |name: &str, chains: &[&[u64]]| {
-        let mut writer = index.register(&holder(name)).unwrap();
-        for (number, blocks) in (0..).zip(chains) {
-            let mut stored = StoredBlocks::by_sequence(None, None, hashes(blocks));
-            // Each block gets a name of its own. Under one name, the holder would have only the last block.
-            stored.engine_hashes = Some(
-                (0..blocks.len() as u64)
-                    .map(|at| number << 32 | at << 8)
-                    .collect(),
-            );
-            writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
-        }
-        writer
-    };
-    let _honest = store("honest", &[&[1, 2, 3, 4, 5, 6]]);
-    let mut foreign = store("foreign", &[&[70, 7, 8], &[71, 7, 9]]);
+    let _honest = store_chains(&index, "honest", &[vec![1, 2, 3, 4, 5, 6]]);
+    let mut foreign = store_chains(&index, "foreign", &[vec![70, 7, 8], vec![71, 7, 9]]);
     let ask = |blocks: &[u64], positions: &[u64]| {
         let key = QueryKey::SequenceHashes(hashes(blocks));
         find(&index, &key, &at(positions), Search::default())
@@ -211,9 +199,8 @@ fn hashes_that_are_no_chain_concern_no_other_chains() {
     // A query that contains a hash with two parents still gets wider bounds.
     assert_eq!(ask(&[70, 8], &[0, 2]), Found::from([(holder("foreign"), (1, 3))]));
     // The table does not find all blocks with this hash. So no holder that may have such a block is left out.
-    let chains: Vec<[u64; 2]> = (100..140).map(|first| [first, 5]).collect();
-    let chains: Vec<&[u64]> = chains.iter().map(|chain| &chain[..]).collect();
-    let _many = store("many", &chains);
+    let chains: Vec<Vec<u64>> = (100..140).map(|first| vec![first, 5]).collect();
+    let _many = store_chains(&index, "many", &chains);
     let mut last = index.register(&holder("last")).unwrap();
     let stored = StoredBlocks::by_sequence(None, None, hashes(&[200, 5]));
     last.apply(Event::Stored(stored), Tier::DEVICE, 0);
@@ -221,6 +208,89 @@ fn hashes_that_are_no_chain_concern_no_other_chains() {
     assert_eq!(found.get(&holder("last")).map(|(_, most)| *most), Some(2));
     assert_eq!(ask(&[3, 4], &[2, 3]), Found::from([(holder("honest"), (4, 4))]));
     foreign.clear();
+}
+
+/// Stores chains at a holder, each block under a name of its own. Under one name, the holder would have only the last
+/// block.
+fn store_chains(index: &PositionalIndexer, name: &str, chains: &[Vec<u64>]) -> HolderWriter {
+    let mut writer = index.register(&holder(name)).unwrap();
+    for (number, blocks) in (0u64..).zip(chains) {
+        let mut stored = StoredBlocks::by_sequence(None, None, hashes(blocks));
+        let name = |at| number << 32 | at << 8;
+        stored.engine_hashes = Some((0..blocks.len() as u64).map(name).collect());
+        writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    }
+    writer
+}
+
+/// Number of leading blocks of `chain` that a holder of `chains` has, with only the blocks at `given` compared.
+fn depth_in(chains: &[Vec<u64>], chain: &[u64], given: impl Fn(usize) -> bool) -> usize {
+    let depth = |own: &Vec<u64>| {
+        let pairs = own.iter().zip(chain).enumerate();
+        pairs
+            .take_while(|(at, (own, block))| !given(*at) || own == block)
+            .count()
+    };
+    chains.iter().map(depth).max().unwrap_or(0)
+}
+
+#[test]
+fn a_block_behind_other_blocks_than_the_query_gives_does_not_count() {
+    for chains in [vec![vec![1, 2], vec![9, 2, 3]], vec![vec![1], vec![9, 2, 3]]] {
+        let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+        let _writer = store_chains(&index, "a", &chains);
+        let ask = |blocks: &[u64], positions: &[u64]| {
+            let key = QueryKey::SequenceHashes(hashes(blocks));
+            find(&index, &key, &at(positions), Search::default())
+        };
+        let depth = chains[0].len();
+        let exact = Found::from([(holder("a"), (depth, depth))]);
+        assert_eq!(ask(&[1, 2, 3], &[0, 1, 2]), exact);
+        assert_eq!(ask(&[1, 3], &[0, 2]), Found::from([(holder("a"), (1, 2))]));
+    }
+}
+
+#[test]
+fn bounds_hold_where_few_hashes_stand_behind_many_prefixes() {
+    for seed in 0..setting("KVATLAS_TEST_SPARSE_SEEDS", 400) {
+        let mut random = Random::new(seed);
+        let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+        let symbols = 2 + random.below(4);
+        let chain = |random: &mut Random| -> Vec<u64> {
+            let blocks = 1 + random.below(7);
+            (0..blocks).map(|_| 1 + random.below(symbols) as u64).collect()
+        };
+        let mut writers = Vec::new();
+        let mut held = BTreeMap::new();
+        for name in ["a", "b", "c"] {
+            let chains: Vec<Vec<u64>> = (0..1 + random.below(5)).map(|_| chain(&mut random)).collect();
+            writers.push(store_chains(&index, name, &chains));
+            held.insert(holder(name), chains);
+        }
+        for _ in 0..20 {
+            let asked = chain(&mut random);
+            let percent = [50, 100][random.below(2)];
+            let chosen: Vec<usize> = (0..asked.len()).filter(|_| random.chance(percent)).collect();
+            let Some(last) = chosen.last() else { continue };
+            let key =
+                QueryKey::SequenceHashes(hashes(&chosen.iter().map(|at| asked[*at]).collect::<Vec<_>>()));
+            let positions: Vec<u64> = chosen.iter().map(|at| *at as u64).collect();
+            let found = find(&index, &key, &at(&positions), Search::default());
+            for (id, chains) in &held {
+                let (own, asked) = (found.get(id).copied(), &asked[..=*last]);
+                let told =
+                    format!("seed {seed}: {id} has {chains:?}, asked {asked:?} at {chosen:?}: {own:?}");
+                let (least, most) = own.unwrap_or((0, chosen[0]));
+                // As far as the query tells, a holder may have the blocks that it leaves out.
+                let possible = depth_in(chains, asked, |at| chosen.contains(&at));
+                let certain = depth_in(chains, asked, |_| true);
+                assert!(least <= possible && certain <= most, "{told}");
+                if chosen.len() == asked.len() && index.sizes().distinct_blocks <= 16 {
+                    assert_eq!((least, most), (certain, certain), "{told}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
