@@ -141,6 +141,11 @@ impl Usage {
         bytes_max.saturating_sub(others) / WAITING_SHARE
     }
 
+    /// Number of bytes of the state that eviction can free: without blocks that have no parent, and waiting events.
+    pub(crate) fn evictable_bytes(&self) -> u64 {
+        self.bytes.load().saturating_sub(self.aside.load())
+    }
+
     /// Number of blocks to evict so that the bounds on blocks and on bytes are met.
     pub(crate) fn excess_blocks(&self) -> u64 {
         let blocks = self.blocks.load().saturating_sub(self.capacity.blocks_max);

@@ -13,6 +13,7 @@ pub(super) mod hook;
 mod interleaved;
 mod known;
 mod leaving;
+mod memory;
 mod names;
 mod namespaces;
 mod operation;

@@ -1,0 +1,58 @@
+//! Memory: what of it counts in an index's bytes, and what becomes of it when other blocks take the room.
+
+use std::sync::Arc;
+
+use crate::hash::{Position, PositionalLineageHash, SequenceHash};
+use crate::wire::{Event, HolderId, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+
+use super::api::{Capacity, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, TotalUsage};
+use super::plain::{holder, index};
+use super::world::stored_by_lineage;
+use kvatlas_lab::random::mix;
+
+fn bytes(bytes_max: u64) -> Capacity {
+    Capacity {
+        bytes_max,
+        ..Capacity::UNBOUNDED
+    }
+}
+
+/// Hashes of a chain's blocks from `from` up to `to`. Different chains have different hashes.
+fn hashes(chain: u64, from: u64, to: u64) -> Vec<SequenceHash> {
+    (from..to)
+        .map(|block| SequenceHash(mix(chain << 32 | block)))
+        .collect()
+}
+
+fn store(writer: &mut HolderWriter, parent: Option<SequenceHash>, hashes: Vec<SequenceHash>) {
+    let stored = StoredBlocks::by_sequence(parent, None, hashes);
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+}
+
+#[test]
+fn an_index_with_nothing_to_evict_leaves_the_total_to_the_others() {
+    let bytes_max = 4 << 20;
+    let total = Arc::new(TotalUsage::of(bytes(bytes_max)));
+    let make = || PositionalIndexer::sharing(NamespaceSettings::default(), IndexLimits::default(), &total);
+    let orphans = make();
+    let mut writer = holder(&orphans, "orphans");
+    for parent in 0..4000_u64 {
+        let at = |number| SequenceHash(mix(parent << 8 | number));
+        let position = Position::new(5).unwrap();
+        let keys = (1..5).map(|number| PositionalLineageHash::at(position, at(0), at(number)));
+        writer.apply(stored_by_lineage(keys.collect()), Tier::DEVICE, 0);
+    }
+    // The orphans take all that such blocks may take, and each of the other indexes takes less.
+    let aside = orphans.sizes().bytes;
+    assert!((1 << 20..2 << 20).contains(&aside), "{aside}");
+    let others: Vec<_> = (0..8).map(|_| make()).collect();
+    let mut writers: Vec<_> = others.iter().map(|index| holder(index, "a")).collect();
+    for round in 0..7 {
+        for (number, writer) in (0..).zip(&mut writers) {
+            store(writer, None, hashes(number << 16 | round, 0, 4000));
+        }
+    }
+    let used: u64 = others.iter().map(|index| index.sizes().bytes).sum();
+    assert!(used + aside <= bytes_max + bytes_max / 16, "{used} {aside}");
+    assert!(used > bytes_max / 2, "{used}");
+}
