@@ -33,6 +33,8 @@ pub(crate) trait Evictable: std::fmt::Debug + Send + Sync {
 pub(crate) struct Share {
     pub(crate) slot: HolderSlot,
     parts: SplitMap<RunId, Part>,
+    /// Number of bytes that the intervals take beside the map.
+    spilled_bytes: usize,
     /// Number of the holder's blocks in all runs.
     blocks: usize,
     /// Runs in which the holder's blocks have changed since its changes were last published to readers.
@@ -69,7 +71,7 @@ impl Share {
 
     /// Number of bytes that the holder's intervals of blocks take.
     pub(crate) fn bytes(&self) -> usize {
-        self.parts.bytes()
+        self.parts.bytes() + self.spilled_bytes
     }
 
     /// Returns the holder's part of a run: its intervals of blocks there.
@@ -114,7 +116,9 @@ impl Share {
         };
         let Some(part) = part else { return };
         let before = part.held(from.offset, end);
+        self.spilled_bytes -= part.spilled_bytes();
         part.set(from.offset, end, attributes);
+        self.spilled_bytes += part.spilled_bytes();
         let now = attributes.map_or(0, |_| end.saturating_sub(from.offset));
         self.blocks = self.blocks - usize::from(before) + usize::from(now);
         self.touch(from.run);

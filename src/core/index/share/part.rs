@@ -189,6 +189,18 @@ impl Part {
         // window.
         self.intervals.drain(low..high);
         self.intervals.insert_from_slice(low, &pieces);
+        if self.intervals.len() <= self.intervals.inline_size() {
+            self.intervals.shrink_to_fit();
+        }
+    }
+
+    /// Number of bytes that the intervals take beside the part itself. It is 0 without blocks.
+    pub(crate) fn spilled_bytes(&self) -> usize {
+        if self.intervals.spilled() {
+            self.intervals.capacity() * size_of::<Interval>()
+        } else {
+            0
+        }
     }
 
     /// Number of blocks from `from` to `to` that the holder has.

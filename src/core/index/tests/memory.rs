@@ -56,3 +56,39 @@ fn an_index_with_nothing_to_evict_leaves_the_total_to_the_others() {
     assert!(used + aside <= bytes_max + bytes_max / 16, "{used} {aside}");
     assert!(used > bytes_max / 2, "{used}");
 }
+
+#[test]
+fn the_holes_of_a_holder_count() {
+    let (index, blocks, ranks) = (index(), 4000, 8);
+    let chain = hashes(1, 0, blocks);
+    let worker = || WorkerName::new("w").unwrap();
+    let ids = (0..ranks).map(|rank| HolderId {
+        worker: worker(),
+        rank,
+    });
+    let mut writers: Vec<_> = ids.map(|id| index.register(&id).unwrap()).collect();
+    writers
+        .iter_mut()
+        .for_each(|writer| store(writer, None, chain.clone()));
+    let whole = index.sizes().bytes;
+    let change = |writer: &mut HolderWriter| {
+        let every_second = chain.iter().copied().step_by(2).collect();
+        let removed = RemovedBlocks {
+            hashes: every_second,
+            ..RemovedBlocks::default()
+        };
+        writer.apply(Event::Removed(removed), Tier::DEVICE, 0);
+    };
+    writers.iter_mut().for_each(change);
+    // Each interval has two ends and its attributes.
+    let holes = u64::from(ranks) * blocks / 2 * 6;
+    assert!(
+        index.sizes().bytes >= whole + holes,
+        "{whole} {:?}",
+        index.sizes()
+    );
+    writers
+        .iter_mut()
+        .for_each(|writer| store(writer, None, chain.clone()));
+    assert_eq!(index.sizes().bytes, whole);
+}
