@@ -345,9 +345,8 @@ impl<'s> RunWriter<'s> {
         self.store.count_step(run);
         run.is_twin.store(is_twin, Ordering::Relaxed);
         if is_twin {
-            // All counts of twins are raised before any holder has a block of the run.
+            // The counts of twins are raised before searches can find the run.
             self.store.doubts.twins.fetch_add(1, Ordering::AcqRel);
-            self.store.doubts.twin_births.fetch_add(1, Ordering::AcqRel);
         }
         run.birth.store(state.births, Ordering::Release);
         if let Some(parent) = parent {
@@ -360,6 +359,11 @@ impl<'s> RunWriter<'s> {
         }
         let key = self.store.heads.hash(parent, first & current_mask(position));
         state.change.bytes += self.store.heads.insert(&mut state.heads, key, id, &self.guard);
+        if is_twin {
+            // The birth is counted when searches can find the run, and before any holder has a block of it. So a search
+            // that sees the old count at its end has seen none of these blocks.
+            self.store.doubts.twin_births.fetch_add(1, Ordering::AcqRel);
+        }
         Some(id)
     }
 
