@@ -20,12 +20,12 @@ use super::{Finder, position, spot};
 const PATH_MAX: usize = 1 << 24;
 
 /// Run whose first block fits the query.
-struct FittingRun<'g, S> {
+struct FittingRun<'g, S, const STEPS: usize> {
     head: Head<'g>,
     /// Position of the run's first block.
     start: usize,
-    /// Holders that have all blocks before the run; all holders if `None`.
-    holders: Option<S>,
+    /// Holders that have all blocks before the run, at each step of tiers; all holders if `None`.
+    holders: [Option<S>; STEPS],
 }
 
 /// Holders that have the leading blocks of a branch up to the same block.
@@ -41,18 +41,20 @@ impl<'f, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, '_, 'g, S, STEPS> {
     /// Follows the query along every branch: after each block, along all children whose hashes have the query's
     /// fragment. Records the depth and the usable blocks of each holder.
     pub(super) fn follow_branches(&mut self, candidates: Option<&S>) {
-        for step in 0..STEPS {
-            let reached = self.follow_step(step, candidates);
+        let reached = self.reach_all(candidates);
+        for (step, reached) in reached.into_iter().enumerate() {
             self.settle_branches(step, reached);
         }
         self.is_split = true;
     }
 
-    /// Returns the holders of each branch that fits the query, at one step of tiers. A holder is in the result once for
-    /// each run of which it has blocks.
-    fn follow_step(&mut self, step: usize, candidates: Option<&S>) -> Vec<Reached<'g, S>> {
-        let (mut branches, mut all) = (Vec::new(), Vec::new());
-        self.add_branches(None, 0, candidates, &mut branches);
+    /// Returns the holders of each branch that fits the query, at each step of tiers. A holder is in the result once for
+    /// each run of which it has blocks. All steps follow the same runs, so a run that a writer makes meanwhile counts at
+    /// all steps or at none.
+    fn reach_all(&mut self, candidates: Option<&S>) -> [Vec<Reached<'g, S>>; STEPS] {
+        let (mut branches, mut all) = (Vec::new(), [(); STEPS].map(|()| Vec::new()));
+        let candidates = [(); STEPS].map(|()| candidates.cloned());
+        self.add_branches(None, 0, &candidates, &mut branches);
         while let Some(FittingRun { head, start, holders }) = branches.pop() {
             let (run, column) = (head.run, head.run.column(self.guard));
             if let Some(tick) = self.store.tick() {
@@ -61,20 +63,26 @@ impl<'f, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, '_, 'g, S, STEPS> {
             point();
             let own = usize::from(run.len()).min(column.capacity());
             let agreed = self.first_difference(run, column, start, own.min(self.chain.len() - start));
-            let reached = self.reached(step, run, start, agreed, holders.as_ref());
+            let reached: [_; STEPS] =
+                std::array::from_fn(|step| self.reached(step, run, start, agreed, holders[step].as_ref()));
             // A child branches off after the last block that agrees. Only twins branch off before it.
             let first = if run.has_twins() { 1 } else { agreed.max(1) };
-            let (mut through, mut deeper) = (S::default(), reached.iter().peekable());
+            let mut through = [(); STEPS].map(|()| Some(S::default()));
+            let mut deeper = reached.each_ref().map(|reached| reached.iter().peekable());
             for blocks in (first..=agreed).rev() {
-                while let Some(more) = deeper.next_if(|more| more.depth >= start + blocks) {
-                    through.unite(&more.slots);
+                for (through, deeper) in through.iter_mut().flatten().zip(&mut deeper) {
+                    while let Some(more) = deeper.next_if(|more| more.depth >= start + blocks) {
+                        through.unite(&more.slots);
+                    }
                 }
-                if !through.is_empty() {
+                if through.iter().flatten().any(|through| !through.is_empty()) {
                     let before = spot(head.id, blocks - 1);
-                    self.add_branches(before, start + blocks, Some(&through), &mut branches);
+                    self.add_branches(before, start + blocks, &through, &mut branches);
                 }
             }
-            all.extend(reached);
+            for (all, reached) in all.iter_mut().zip(reached) {
+                all.extend(reached);
+            }
         }
         all
     }
@@ -84,8 +92,8 @@ impl<'f, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, '_, 'g, S, STEPS> {
         &mut self,
         before: Option<Spot>,
         index: usize,
-        holders: Option<&S>,
-        branches: &mut Vec<FittingRun<'g, S>>,
+        holders: &[Option<S>; STEPS],
+        branches: &mut Vec<FittingRun<'g, S, STEPS>>,
     ) {
         if index >= self.chain.len() {
             return;
@@ -97,7 +105,7 @@ impl<'f, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, '_, 'g, S, STEPS> {
             branches.push(FittingRun {
                 head,
                 start: index,
-                holders: holders.cloned(),
+                holders: holders.clone(),
             });
         }
     }

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use crate::hash::{SequenceHash, lineage_hashes};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier};
 
-use super::api::{HolderWriter, Search};
+use super::api::{HolderWriter, Search, TierDepth};
+use super::hook;
 use super::plain::{holder, index, sequence};
 use kvatlas_lab::random::{Random, mix, setting};
 
@@ -113,4 +114,49 @@ fn each_holder_is_found_at_its_greatest_depth_along_twins() {
         }
     }
     assert!(found_deep > 100, "{found_deep}");
+}
+
+/// Highest bit of a sequence hash. No lineage hash keeps this bit.
+const TOP: u64 = 1 << 63;
+
+fn store(writer: &mut HolderWriter, parent: Option<u64>, hashes: &[u64]) {
+    let stored = StoredBlocks::by_sequence(parent.map(SequenceHash), None, sequence(hashes));
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+}
+
+#[test]
+fn a_run_that_is_made_during_a_search_counts_at_all_steps_of_tiers_or_at_none() {
+    let mut has_run = 0;
+    for points in 0..40 {
+        let index = index();
+        let (mut one, mut other) = (holder(&index, "one"), holder(&index, "other"));
+        store(&mut one, None, &[1]);
+        store(&mut other, None, &[1 | TOP]);
+        store(&mut other, None, &[5, 7]);
+        store(&mut one, None, &[5]);
+        hook::set(points, move || {
+            store(&mut one, Some(5), &[6]);
+        });
+        let keys = lineage_hashes(&sequence(&[5, 6]))
+            .collect::<Result<_, _>>()
+            .unwrap();
+        let search = Search {
+            tiers: TierDepth::Each,
+            ..Search::default()
+        };
+        let matches = index
+            .find_matches(&QueryKey::LineageHashes(keys), search)
+            .unwrap();
+        has_run += u32::from(!hook::clear());
+        for found in matches.holders() {
+            let near = matches.near_blocks(found.holder).unwrap();
+            let all = found.matched_blocks;
+            assert_eq!(
+                near.map(|near| near.matched_blocks),
+                [all, all],
+                "after {points} points"
+            );
+        }
+    }
+    assert!(has_run > 5, "{has_run}");
 }
