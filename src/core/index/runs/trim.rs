@@ -93,19 +93,10 @@ impl RunWriter<'_> {
         }
         let used = run.used.load(Ordering::Relaxed);
         let parent = parent?;
-        if let Some(attached) = state.attached.get_mut(&parent.run) {
-            if let Some(count) = attached.get_mut(&parent.offset) {
-                *count -= 1;
-                if *count == 0 {
-                    attached.remove(&parent.offset);
-                }
-            }
-            if attached.is_empty() {
-                state.attached.remove(&parent.run);
-                if let Some(run) = self.store.run(parent.run, &self.guard) {
-                    run.header.set_followed(false);
-                }
-            }
+        if state.detach(parent)
+            && let Some(run) = self.store.run(parent.run, &self.guard)
+        {
+            run.header.set_followed(false);
         }
         self.use_run(parent.run, used);
         Some(parent.run)

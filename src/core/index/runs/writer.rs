@@ -114,7 +114,7 @@ impl<'s> RunWriter<'s> {
                 words::give_back(1);
             });
         }
-        self.store.change_usage(std::mem::take(&mut self.state.change));
+        self.store.change_usage(self.state.take_change());
     }
 
     /// Releases the writers' lock for as long as `work` takes, and then takes the lock again. `work` only reads.
@@ -235,10 +235,7 @@ impl<'s> RunWriter<'s> {
         if !self.run(run).is_some_and(Run::is_followed) {
             return 0;
         }
-        let attached = self.state.attached.get(&run);
-        attached
-            .and_then(|attached| attached.last_key_value())
-            .map_or(0, |(offset, _)| offset + 1)
+        self.state.attached_end(run)
     }
 
     /// Number of leading hashes in `hashes` that agree with the run's blocks from `spot` on.
@@ -350,8 +347,7 @@ impl<'s> RunWriter<'s> {
         }
         run.birth.store(state.births, Ordering::Release);
         if let Some(parent) = parent {
-            let attached = state.attached.or_default(parent.run);
-            *attached.entry(parent.offset).or_default() += 1;
+            state.attach(parent);
             if let Some(run) = self.store.run(parent.run, &self.guard) {
                 run.twins.fetch_add(u32::from(is_twin), Ordering::AcqRel);
                 run.header.set_followed(true);

@@ -92,3 +92,24 @@ fn the_holes_of_a_holder_count() {
         .for_each(|writer| store(writer, None, chain.clone()));
     assert_eq!(index.sizes().bytes, whole);
 }
+
+#[test]
+fn the_list_of_blocks_that_runs_branch_off_counts() {
+    let (blocks, chain) = (1000, hashes(1, 0, 1000));
+    let bytes_of = |is_child: bool| {
+        let index = index();
+        let mut writer = holder(&index, "a");
+        store(&mut writer, None, chain.clone());
+        let before = index.sizes().bytes;
+        for (block, parent) in (0..blocks).zip(&chain) {
+            store(
+                &mut writer,
+                Some(*parent).filter(|_| is_child),
+                hashes(2, block, block + 1),
+            );
+        }
+        index.sizes().bytes - before
+    };
+    let [children, others] = [true, false].map(bytes_of);
+    assert!(children >= others + blocks * 8, "{children} {others}");
+}
