@@ -1,4 +1,5 @@
-//! Hash map that never grows as a whole. A large map consists of many small maps, each of which grows separately.
+//! Hash map that never grows as a whole. A large map consists of many small maps, each of which grows and shrinks
+//! separately.
 
 use std::hash::{BuildHasher, Hash};
 
@@ -94,6 +95,11 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         let place = self.place(key);
         let map = self.maps.get_mut(place)?;
         let gone = map.remove(key)?;
+        if map.len() < map.capacity() / 8 {
+            self.bytes -= map.allocation_size();
+            map.shrink_to(map.len() * 2);
+            self.bytes += map.allocation_size();
+        }
         if map.is_empty() && self.is_empty() {
             *self = Self::default();
         }
@@ -136,6 +142,7 @@ mod tests {
     fn a_split_map_equals_a_whole_one() {
         let mut random = Random::new(5);
         let (mut map, mut model) = (SplitMap::default(), HashMap::new());
+        let mut bytes_max = 0;
         for step in 0..200_000_u64 {
             let grows = step < 100_000;
             let key = random.next() % 30_000;
@@ -146,6 +153,7 @@ mod tests {
                 _ => assert_eq!(map.get(&key), model.get(&key)),
             }
             assert_eq!(map.is_empty(), model.is_empty());
+            bytes_max = bytes_max.max(map.bytes());
         }
         assert!(map.splits() == SPLITS && map.bytes() > model.len() * 16);
         let mut all: Vec<_> = map.iter().map(|(key, value)| (*key, *value)).collect();
@@ -158,6 +166,7 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(all, expected);
         assert!(keys.iter().eq(expected.iter().map(|(key, _)| key)));
+        assert!(map.bytes() < bytes_max / 2, "{} of {bytes_max}", map.bytes());
         for key in keys {
             assert!(map.remove(&key).is_some());
         }

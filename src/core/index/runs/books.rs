@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use super::heads::HeadCounts;
+use super::numbers::RunNumbers;
 use super::run::{Column, Run, column_words};
 use super::waiting::WaitingBlocks;
 use super::{RUN_BLOCKS_MAX, RunId, Spot};
@@ -40,9 +41,7 @@ fn spilled(attached: &FollowedBlocks) -> usize {
 /// State of the runs that only a thread with the writers' lock reads and changes.
 #[derive(Debug, Default)]
 pub(super) struct RunBooks {
-    pub(super) free: Vec<RunId>,
-    /// Smallest run number that has not been used. Numbering restarts when the index has no runs any more.
-    pub(super) next: u32,
+    pub(super) numbers: RunNumbers,
     pub(super) births: u32,
     /// Blocks that runs branch off, by run. Runs without such blocks have no entry.
     attached: SplitMap<RunId, FollowedBlocks>,
@@ -148,7 +147,7 @@ impl RunBooks {
         }
         let entries = self.queue.capacity() + self.spared.capacity();
         let attached = self.attached.bytes() + self.attached_bytes;
-        let bytes = self.free.capacity() * size_of::<RunId>() + attached + entries * size_of::<Reverse<(u32, RunId)>>();
+        let bytes = self.numbers.bytes() + attached + entries * size_of::<Reverse<(u32, RunId)>>();
         let counted = bytes.cast_signed() as i64;
         self.change.bytes += counted - std::mem::replace(&mut self.counted, counted);
         std::mem::take(&mut self.change)

@@ -17,6 +17,7 @@
 //! | `places.rs` | table from the hashes of all blocks to their places, for turns |
 //! | `waiting.rs` | blocks for which that table has no room |
 //! | `store.rs`, `books.rs` | the runs of an index; state that only the writer whose turn it is uses |
+//! | `numbers.rs` | which run numbers are in use |
 //! | `writer.rs`, `barring.rs`, `trim.rs` | changing runs; changing their bars; cutting off blocks that no holder has |
 //! | `recency.rs` | which runs were used longest ago |
 
@@ -26,6 +27,7 @@ mod books;
 mod entry;
 mod header;
 mod heads;
+mod numbers;
 mod places;
 mod print;
 mod recency;

@@ -60,7 +60,7 @@ impl RunWriter<'_> {
         let Some(run) = self.run(id) else { return };
         let used = run.used.load(Ordering::Relaxed).max(tick);
         run.used.store(used, Ordering::Relaxed);
-        if !run.queued.swap(true, Ordering::Relaxed) {
+        if !self.state.numbers.set_queued(id, true) {
             self.state.queue.push(Reverse((used, id)));
         }
     }
@@ -108,9 +108,7 @@ impl RunWriter<'_> {
             };
             let is_greedy = |slot: &HolderSlot| greedy.is_none_or(|greedy| greedy.contains(*slot));
             if !victim.holders.iter().all(is_greedy) {
-                if let Some(run) = self.run(victim.run) {
-                    run.queued.store(true, Ordering::Relaxed);
-                }
+                self.state.numbers.set_queued(victim.run, true);
                 self.state.spared.push(Reverse((tick, victim.run)));
                 spared += 1;
                 continue;
@@ -127,9 +125,9 @@ impl RunWriter<'_> {
     fn next_victim(&mut self, blocks_max: u64) -> Option<(u32, Victim)> {
         loop {
             let Reverse((tick, id)) = self.state.queue.pop()?;
+            self.state.numbers.set_queued(id, false);
             let attached_end = self.attached_end(id);
             let Some(run) = self.run(id) else { continue };
-            run.queued.store(false, Ordering::Relaxed);
             let (len, used) = (run.len(), run.used.load(Ordering::Relaxed));
             if len <= attached_end {
                 continue;

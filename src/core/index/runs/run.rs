@@ -73,8 +73,6 @@ pub(crate) struct Run {
     /// Whether the run is a twin: when the run was made, the block before it already had another child with the same
     /// hash fragment.
     pub(super) is_twin: AtomicBool,
-    /// Whether the run is in a queue of runs to evict.
-    pub(crate) queued: AtomicBool,
     /// Marks: the lowest byte of every 64th hash. There are as many as fit in the run's two cache lines. A query
     /// compares the marks first, to find where its blocks begin to differ from the blocks of the run.
     marks: [AtomicU8; MARKS],

@@ -77,10 +77,7 @@ impl RunStore {
             total,
             tick: AtomicU32::new(1),
             turns: CachePadded::new(TurnState {
-                state: Mutex::new(RunBooks {
-                    next: 1,
-                    ..RunBooks::default()
-                }),
+                state: Mutex::default(),
                 usage,
                 evicted: AtomicU64::new(0),
             }),

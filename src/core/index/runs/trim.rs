@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::books::Queue;
 use super::entry::RosterEntry;
+use super::numbers::Unneeded;
 use super::writer::RunWriter;
 use super::{RunId, current_mask};
 
@@ -81,16 +82,17 @@ impl RunWriter<'_> {
         for words in [&run.column, &run.more, &run.short, &run.bars] {
             state.replace(words, 0, |_| (), &self.guard);
         }
-        state.free.push(id);
-        if state.free.len() + 1 == state.next as usize {
-            state.free = Vec::new();
-            state.next = 1;
-            state.queue = Queue::new();
-            state.spared = Queue::new();
-            let gone = self.store.slab.clear(&self.guard);
-            state.garbage += gone;
-            state.change.bytes -= gone.cast_signed() as i64;
-        }
+        let gone = match state.numbers.give_back(id) {
+            Unneeded::Nothing => 0,
+            Unneeded::Chunk(chunk) => self.store.slab.release(chunk, &self.guard),
+            Unneeded::All => {
+                state.queue = Queue::new();
+                state.spared = Queue::new();
+                self.store.slab.clear(&self.guard)
+            }
+        };
+        state.garbage += gone;
+        state.change.bytes -= gone.cast_signed() as i64;
         let used = run.used.load(Ordering::Relaxed);
         let parent = parent?;
         if state.detach(parent)

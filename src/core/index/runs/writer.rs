@@ -157,7 +157,7 @@ impl<'s> RunWriter<'s> {
 
     /// One more than the largest run number in use.
     pub(crate) fn runs_end(&self) -> u32 {
-        self.state.next
+        self.state.numbers.end()
     }
 
     /// The entries of a run's holders.
@@ -325,11 +325,7 @@ impl<'s> RunWriter<'s> {
 
     fn create(&mut self, parent: Option<Spot>, position: u32, first: u64, is_twin: bool) -> Option<RunId> {
         let state = &mut *self.state;
-        let id = state.free.pop().unwrap_or(RunId(state.next));
-        if id.0 == RunId::END {
-            return None;
-        }
-        state.next = state.next.max(id.0 + 1);
+        let id = state.numbers.take()?;
         state.births = state.births.wrapping_add(1);
         state.change.bytes += self.store.slab.make(id, &self.guard);
         let run = self.store.run(id, &self.guard)?;

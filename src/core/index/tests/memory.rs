@@ -58,6 +58,30 @@ fn an_index_with_nothing_to_evict_leaves_the_total_to_the_others() {
 }
 
 #[test]
+fn short_prompts_of_long_ago_leave_their_memory_to_long_ones() {
+    let kept = [0, 60_000].map(|short| {
+        let limits = IndexLimits {
+            capacity: bytes(4 << 20),
+            ..IndexLimits::default()
+        };
+        let index = PositionalIndexer::new(NamespaceSettings::default(), limits);
+        let mut writer = holder(&index, "a");
+        (0..short).for_each(|prompt| store(&mut writer, None, hashes(1 << 20 | prompt, 0, 1)));
+        for chain in 0..150_u64 {
+            for part in 0..10_u64 {
+                let from = part * 200;
+                let parent = from
+                    .checked_sub(1)
+                    .and_then(|last| hashes(chain, last, from).pop());
+                store(&mut writer, parent, hashes(chain, from, from + 200));
+            }
+        }
+        index.sizes().distinct_blocks
+    });
+    assert!(kept[1] > kept[0] / 4 * 3, "{kept:?}");
+}
+
+#[test]
 fn the_holes_of_a_holder_count() {
     let (index, blocks, ranks) = (index(), 4000, 8);
     let chain = hashes(1, 0, blocks);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::hash::{BlockHash, Position, SequenceHash};
 use crate::index::runs::{RosterEntry, Spot, Wanted};
-use crate::wire::{BlockContent, Event, QueryKey, Resumable, StoredBlocks, Tier};
+use crate::wire::{BlockContent, Event, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier};
 
 use super::api::*;
 use super::hook;
@@ -14,6 +14,13 @@ use super::plain::{holder, index, sequence};
 
 fn stored(hashes: &[u64]) -> StoredBlocks {
     StoredBlocks::by_sequence(None, None, sequence(hashes))
+}
+
+fn removed(hashes: &[u64]) -> Event {
+    Event::Removed(RemovedBlocks {
+        hashes: sequence(hashes),
+        ..RemovedBlocks::default()
+    })
 }
 
 fn apply(holder: &mut HolderWriter, stored: StoredBlocks) {
@@ -149,4 +156,34 @@ fn bounds_do_not_trust_foreign_hashes() {
         .holders()
         .map(|found| (found.matched_blocks, found.matched_blocks_max));
     assert_eq!(found.collect::<Vec<_>>(), [(1, 4)]);
+}
+
+#[test]
+fn memory_of_runs_that_is_freed_and_made_again_during_a_search_changes_no_answer() {
+    let mut has_run = 0;
+    for points in 0..20 {
+        let index = index();
+        let (mut long, mut late) = (holder(&index, "long"), holder(&index, "late"));
+        let mut filler = holder(&index, "filler");
+        apply(&mut long, stored(&[1, 2, 9]));
+        (1000..1080).for_each(|hash| apply(&mut filler, stored(&[hash])));
+        apply(&mut late, stored(&[1, 2, 3]));
+        let inner = index.clone();
+        hook::set(points, move || {
+            let before = inner.sizes().bytes;
+            late.apply(removed(&[3]), Tier::DEVICE, 0);
+            filler.apply(removed(&(1000..1080).collect::<Vec<_>>()), Tier::DEVICE, 0);
+            // A run has at least 128 bytes, and one chunk is kept beside those with runs.
+            assert!(inner.sizes().bytes + 40 * 128 < before);
+            (2000..2080).for_each(|hash| apply(&mut filler, stored(&[hash])));
+            let event = StoredBlocks::by_sequence(Some(SequenceHash(2)), None, sequence(&[3]));
+            apply(&mut late, event);
+        });
+        let found = depths(&index, &[1, 2, 3]);
+        has_run += usize::from(!hook::clear());
+        assert_eq!(of(&found, "long").0, 2, "{points}");
+        assert!([2, 3].contains(&of(&found, "late").0), "{points}: {found:?}");
+        assert_eq!(of(&depths(&index, &[1, 2, 3]), "late").0, 3);
+    }
+    assert!(has_run > 3);
 }
