@@ -34,7 +34,8 @@ worded! {
         /// A block was stored under a name that orphans (blocks whose parent is unknown) had given as the sequence hash
         /// of their parent. So the orphans may be children of the wrong block.
         AmbiguousParent => "ambiguous_parent",
-        /// An event gives a block by a hash that very many blocks have, so that the index may not find this one.
+        /// An event gives a block by a hash that very many blocks have, so that the index may not find this one. Or an
+        /// event stores one more block with the same lineage hash behind the same block, and the holder had many such.
         CrowdedHash => "crowded_hash",
     }
 }

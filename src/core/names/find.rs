@@ -17,6 +17,10 @@ use super::form::{Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::{HolderState, Work};
 
+/// Maximum number of twins that a holder may store before it is emptied. Engines make none: at least 51 bits of two hashes
+/// agree by accident only.
+const TWINS_MAX: u32 = 32;
+
 /// Place of a block that a holder has. The block is in a run of the index, or it is an orphan, that is, a block whose
 /// parent has never arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +114,26 @@ impl HolderState {
         let is_crowded = work.runs.places_of(hash) == Places::TooMany || self.orphans.is_crowded(hash);
         work.applied
             .reject(RejectReason::CrowdedHash, usize::from(is_crowded));
+    }
+
+    /// Number of leading blocks, of `count` blocks from `first` on, that the holder may store. It may store few twins of
+    /// blocks that it has: blocks after the same block whose hashes agree in the bits that lineage hashes keep. A query by
+    /// lineage hashes follows each of them.
+    pub(super) fn without_twins(&mut self, first: Spot, count: usize, runs: &RunWriter<'_>) -> usize {
+        if runs.store.twins() == 0 {
+            return count;
+        }
+        for (done, offset) in (first.offset..).take(count).enumerate() {
+            let spot = Spot { offset, ..first };
+            let is_new = self.attributes(spot).is_none() && runs.may_have_twins(spot);
+            if is_new && runs.twins_of(spot).any(|twin| self.attributes(twin).is_some()) {
+                if self.twins == TWINS_MAX {
+                    return done;
+                }
+                self.twins += 1;
+            }
+        }
+        count
     }
 
     /// Finds the block that an event names as a parent, and returns where its children begin. `name` is the engine's

@@ -109,6 +109,10 @@ impl HolderState {
         let Some((spot, _)) = work.runs.put(parent, position, &hashes, known.is_some()) else {
             return work.reject_full(1);
         };
+        if self.without_twins(spot, 1, &work.runs) == 0 {
+            self.share.touch(spot.run);
+            return work.applied.reject(RejectReason::CrowdedHash, 1);
+        }
         if orphan.nameless != 0 && !work.runs.is_placed(spot) {
             // A removal will not find this block.
             work.applied.reject(RejectReason::CrowdedHash, 1);

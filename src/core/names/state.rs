@@ -46,6 +46,9 @@ pub(super) struct HolderState {
     pub(super) parking: Parking,
     /// Memory of the holder that has been counted in the usage of the index.
     accounted: Change,
+    /// Number of twins that the holder has stored since it was last empty: blocks beside which it had another child of the
+    /// same block with the same lineage hash.
+    pub(super) twins: u32,
     /// Whether the engine names blocks. Even then, some blocks may have no name.
     pub(super) uses_names: bool,
     /// Whether blocks without a name are refused.

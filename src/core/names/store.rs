@@ -48,6 +48,12 @@ impl HolderState {
                 return false;
             };
             self.share.touch(first.run);
+            let count = self.without_twins(first, count, &work.runs);
+            if count == 0 {
+                work.applied
+                    .reject(RejectReason::CrowdedHash, sequence.hashes.len());
+                return false;
+            }
             let end = first.offset + u16::try_from(count).unwrap_or(0);
             self.hold(*sequence, first, end, work);
             let offset = end - 1;

@@ -287,6 +287,28 @@ impl<'s> RunWriter<'s> {
         Some((Spot { run, offset: 0 }, count))
     }
 
+    /// Returns the twins of the block at `spot`: other children of the block before it that have the same hash fragment.
+    pub(crate) fn twins_of(&self, spot: Spot) -> impl Iterator<Item = Spot> + '_ {
+        let (parent, position, hash) = (self.before(spot), self.position(spot), self.hash(spot));
+        let next = parent.map(|parent| Spot {
+            offset: parent.offset + 1,
+            ..parent
+        });
+        let next = next.filter(|next| self.has(*next) && self.is(*next, Wanted::fragment(hash)));
+        let heads = self.store.heads_of(parent, position, hash, &self.guard);
+        let heads = heads.into_iter().map(|head| Spot {
+            run: head.id,
+            offset: 0,
+        });
+        heads.chain(next).filter(move |twin| *twin != spot)
+    }
+
+    /// Whether twins can follow the block before `spot`; see [`Self::twins_of`].
+    pub(crate) fn may_have_twins(&self, spot: Spot) -> bool {
+        let before = self.before(spot).and_then(|before| self.run(before.run));
+        before.is_none_or(Run::has_twins)
+    }
+
     /// Replaces hash fragments of the blocks from `spot` on by the whole hashes in `hashes`.
     pub(crate) fn refine(&self, spot: Spot, hashes: &[SequenceHash]) {
         let Some(run) = self.run(spot.run) else { return };

@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use crate::hash::{SequenceHash, lineage_hashes};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier};
 
-use super::api::{HolderWriter, Search, TierDepth};
+use super::api::{Applied, HolderWriter, PositionalIndexer, RejectReason, Search, TierDepth};
 use super::hook;
 use super::plain::{holder, index, sequence};
+use super::world::stored_by_lineage;
 use kvatlas_lab::random::{Random, mix, setting};
 
 /// Bits of a hash that no lineage hash keeps. Hashes that differ only in these bits are twins.
@@ -119,9 +120,18 @@ fn each_holder_is_found_at_its_greatest_depth_along_twins() {
 /// Highest bit of a sequence hash. No lineage hash keeps this bit.
 const TOP: u64 = 1 << 63;
 
-fn store(writer: &mut HolderWriter, parent: Option<u64>, hashes: &[u64]) {
+fn store(writer: &mut HolderWriter, parent: Option<u64>, hashes: &[u64]) -> Applied {
     let stored = StoredBlocks::by_sequence(parent.map(SequenceHash), None, sequence(hashes));
-    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0)
+}
+
+fn depth(index: &PositionalIndexer, worker: &str, hashes: &[u64]) -> u32 {
+    let key = QueryKey::SequenceHashes(sequence(hashes));
+    let matches = index.find_matches(&key, Search::default()).unwrap();
+    let found = matches
+        .holders()
+        .find(|found| found.holder.id.worker.as_str() == worker);
+    found.map_or(0, |found| found.matched_blocks)
 }
 
 #[test]
@@ -159,4 +169,78 @@ fn a_run_that_is_made_during_a_search_counts_at_all_steps_of_tiers_or_at_none() 
         }
     }
     assert!(has_run > 5, "{has_run}");
+}
+
+/// Stores as many twins as a holder may store.
+fn store_twins(writer: &mut HolderWriter) {
+    for choice in 0..32 {
+        let applied = store(writer, None, &[77, 78 | choice << 59]);
+        assert_eq!(applied.rejected(RejectReason::CrowdedHash), 0);
+    }
+    for last in [79, 79 | TOP] {
+        let applied = store(writer, None, &[77, 78, last]);
+        assert_eq!(applied.rejected(RejectReason::CrowdedHash), 0);
+    }
+}
+
+#[test]
+fn a_holder_stores_few_twins_and_is_doubted_for_the_rest() {
+    let index = index();
+    let (mut one, mut other) = (holder(&index, "one"), holder(&index, "other"));
+    store(&mut other, None, &[1, 2, 3]);
+    store(&mut one, None, &[1, 2 | TOP]);
+    store_twins(&mut one);
+    // The next twin would lie in a run of its own, or in the middle of a run.
+    for refused in [[77, 78, 79 | 1 << 62], [1, 2, 3]] {
+        let applied = store(&mut one, None, &refused);
+        let stored = 3 - applied.rejected(RejectReason::CrowdedHash);
+        assert!(applied.is_short() && applied.stored == stored, "{applied:?}");
+        assert_eq!(u64::from(depth(&index, "one", &refused)), stored);
+    }
+    assert_eq!(depth(&index, "one", &[77, 78 | TOP]), 2);
+    // Twins of others do not count, and what is stored again is no further twin.
+    let applied = [
+        store(&mut other, None, &[1, 2 | TOP]),
+        store(&mut one, None, &[77, 78, 79 | TOP]),
+    ];
+    assert!(applied.iter().all(|applied| !applied.is_short()), "{applied:?}");
+    one.apply(Event::Cleared, Tier::DEVICE, 0);
+    store_twins(&mut one);
+}
+
+#[test]
+fn an_orphan_gets_no_place_beside_its_twin_of_a_holder_with_many() {
+    let index = index();
+    let mut one = holder(&index, "one");
+    store_twins(&mut one);
+    let before = one.status().blocks.load();
+    let keys: Vec<_> = lineage_hashes(&sequence(&[8, 9]))
+        .collect::<Result<_, _>>()
+        .unwrap();
+    one.apply(stored_by_lineage(vec![keys[1]]), Tier::DEVICE, 0);
+    store(&mut one, Some(9), &[3 | TOP]);
+    assert_eq!(one.status().blocks.load(), before + 2);
+    let applied = store(&mut one, None, &[8, 9, 3]);
+    assert_eq!(applied.rejected(RejectReason::CrowdedHash), 1);
+    let found = [[8, 9, 3], [8, 9, 3 | TOP]].map(|hashes| depth(&index, "one", &hashes));
+    assert_eq!(found, [3, 2]);
+}
+
+/// Checks an attack: a worker that knows the first blocks of another's chain stores all chains that differ from them in
+/// bits that no lineage hash keeps.
+#[test]
+fn a_worker_gives_queries_few_branches_to_follow() {
+    let index = index();
+    let (mut honest, mut attacker) = (holder(&index, "honest"), holder(&index, "attacker"));
+    let chain = [1, 2, 3, 4];
+    store(&mut honest, None, &chain);
+    for choice in 0..32_u64.pow(2) {
+        let twins = [1 | choice << 59, 2 | choice >> 5 << 59, 3];
+        let mut stored = StoredBlocks::by_sequence(None, None, sequence(&twins));
+        stored.engine_hashes = Some(vec![choice << 2 | 1, choice << 2 | 2, choice << 2 | 3]);
+        attacker.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    }
+    assert!(attacker.status().blocks.load() <= 3 * 33);
+    assert!(index.sizes().distinct_blocks <= 4 + 3 * 33, "{:?}", index.sizes());
+    assert_eq!(depth(&index, "honest", &chain), 4);
 }
