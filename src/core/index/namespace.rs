@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::RwLock;
 
 use crate::hash::{BlockSize, SchemeAlgorithm, SchemeChains};
+use crate::stream::RefusedHolders;
 use crate::wire::{ModelKey, NamespaceName, PROBE_NAME};
 
 use super::indexer::PositionalIndexer;
@@ -224,6 +225,17 @@ impl Namespaces {
         name: &NamespaceName,
         told: Option<BlockSize>,
     ) -> Result<Arc<Namespace>, NamespaceRefused> {
+        self.get_or_create_with(name, told, |_| ())
+    }
+
+    /// Does the same as [`Self::get_or_create`]. If the namespace is made, calls `prepare` with its publishers whose
+    /// batches are dropped, before any other thread sees the namespace.
+    pub fn get_or_create_with(
+        &self,
+        name: &NamespaceName,
+        told: Option<BlockSize>,
+        prepare: impl FnOnce(&RefusedHolders),
+    ) -> Result<Arc<Namespace>, NamespaceRefused> {
         let settings = settings_of(name, self.settings_for(told));
         let mut current = self.current.write();
         let known = current.get(name);
@@ -250,6 +262,7 @@ impl Namespaces {
         if let Some(replaced) = known {
             indexer.refused().adopt(replaced.indexer.refused());
         }
+        prepare(indexer.refused());
         let created = Namespace::new(name.clone(), indexer, false);
         current.insert(name.clone(), Arc::clone(&created));
         Ok(created)

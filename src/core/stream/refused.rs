@@ -37,6 +37,9 @@ pub struct RefusedHolders {
     changes: AtomicU64,
 }
 
+/// Name of the entry for messages that may be of any worker. No subject has such a name, because of the space.
+const ANYBODY: &str = "any worker";
+
 /// Maximum number of characters that are kept of a worker's name that is not accepted.
 const NAME_CHARACTERS_MAX: usize = 64;
 
@@ -159,6 +162,14 @@ impl RefusedHolders {
         self.note_part(worker, reason, at, |_| part);
     }
 
+    /// Notes that a message was dropped that may be of any worker. It counts for every worker, until `UNREAD_US_MIN` has
+    /// passed.
+    pub fn note_anybody(&self, reason: &'static str, at: RefusedAt) {
+        self.note_part(&RefusedName(ANYBODY.into()), reason, at, |_| {
+            RefusedRank::UnreadBeside
+        });
+    }
+
     fn note_part(
         &self,
         worker: &RefusedName,
@@ -244,6 +255,7 @@ impl RefusedHolders {
                 let workers: HashSet<_> = workers.iter().collect();
                 let known = workers.iter().filter_map(|worker| refused.get(worker.as_str()));
                 known.map(|known| known.last_us.len()).sum::<usize>()
+                    + usize::from(refused.contains_key(ANYBODY))
             }
         };
         holders.max(refused.len() / WORKERS_MAX)
@@ -403,6 +415,21 @@ mod tests {
         assert!(refused.expire(last_us + 2_000_001, step_us, None));
         assert_eq!(refused.count(Some(&[worker(0)])), 0);
         assert_eq!(refused.count(None), 1, "a worker without a holder");
+    }
+
+    #[test]
+    fn what_may_be_of_anybody_counts_for_each_worker_until_its_next_message_is_due() {
+        let refused = RefusedHolders::default();
+        refused.note_anybody("undecodable", at(5));
+        refused.note_anybody("undecodable", at(6));
+        assert_eq!(
+            (refused.count(None), refused.count(Some(&[worker(7), worker(8)]))),
+            (1, 1)
+        );
+        refused.forget_registered(&id(0));
+        assert_eq!(refused.count(Some(&[worker(0)])), 1);
+        assert!(refused.expire(7 + UNREAD_US_MIN, 0, None));
+        assert_eq!(refused.count(Some(&[worker(0)])), 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::Namespace;
 use kvatlas_core::stream::RefusedName;
-use kvatlas_core::wire::{EventBatch, NamespaceName, SubjectError, WorkerName};
+use kvatlas_core::wire::{EventBatch, NamespaceName, SubjectError};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::pool::LanePool;
@@ -45,26 +45,19 @@ impl LanePool {
             .note(name, worker, why.reason(), &why, unix_time_us());
     }
 
-    /// Puts a namespace in doubt that was just made, if messages for it were dropped before. Their publishers are known
-    /// once each has sent its next message, so the doubt is as short as one about a message that cannot be read. Whose
-    /// batch made the namespace is `worker`.
-    pub(super) fn note_former_strays(&self, namespace: &Namespace, worker: &WorkerName) {
+    /// Returns the reason why messages of the last 300 seconds were dropped that are, or may be, for the namespace `name`,
+    /// which does not exist. `None` if there were none.
+    ///
+    /// If the namespace is made now, it begins in doubt. The dropped messages' publishers are known once each has sent
+    /// its next message, so the doubt is as short as one about a message that cannot be read.
+    pub(super) fn former_stray(&self, name: &NamespaceName) -> Option<&'static str> {
         let now_us = unix_time_us();
         let strays = &self.unheld.strays;
-        match strays.take(&namespace.name, now_us) {
-            Some(stray) => {
-                let (publisher, reason) = stray.last();
-                self.unheld
-                    .note_unread(namespace, publisher, true, reason, now_us);
-            }
-            // Messages of this namespace may be among those whose namespaces are not remembered.
-            None if strays.lacks_some(now_us) => {
-                let reason = DropReason::TooManyNamespaces.as_str();
-                self.unheld
-                    .note_unread(namespace, &worker.into(), true, reason, now_us);
-            }
-            None => {}
-        }
+        // Messages of this namespace may be among those whose namespaces are not remembered.
+        let lacks_some = strays
+            .lacks_some(now_us)
+            .then(|| DropReason::TooManyNamespaces.as_str());
+        strays.last_reason(name, now_us).or(lacks_some)
     }
 
     /// Counts a message whose subject is not accepted. If the subject has a namespace, notes that the blocks of the

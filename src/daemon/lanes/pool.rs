@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::traces::OpenSpan;
 use kvatlas_config::Live;
 use kvatlas_core::index::{Namespace, Namespaces};
-use kvatlas_core::stream::StreamGeneration;
+use kvatlas_core::stream::{RefusedHolders, StreamGeneration};
 use kvatlas_core::wire::{EventBatch, NamespaceName, Shard, Subjects, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, namespace_label};
 use kvatlas_telemetry::{EventMetrics, LaneMetrics, ShardMetrics, log_gated};
@@ -433,16 +433,17 @@ impl LanePool {
                 return None;
             }
         };
-        let is_new = known.is_none();
+        // A namespace that is replaced had its doubts already.
+        let former = self.former_stray(name).filter(|_| known.is_none());
         // Dropped first: `known` counts as a use, and a namespace in use is not replaced.
         drop(known);
-        match self.namespaces.get_or_create(name, told) {
-            Ok(created) => {
-                if is_new {
-                    self.note_former_strays(&created, &worker.worker);
-                }
-                Some(created)
+        let prepare = |refused: &RefusedHolders| {
+            if let Some(reason) = former {
+                self.unheld.note_anybody(refused, reason);
             }
+        };
+        match self.namespaces.get_or_create_with(name, told, prepare) {
+            Ok(created) => Some(created),
             Err(error) => {
                 self.note_stray(name, &(&worker.worker).into(), error);
                 None

@@ -20,8 +20,6 @@
 //!
 //! A publisher can be in several tables. For example, a publisher that has said goodbye is refused as well if it sends
 //! a batch of another block size.
-//!
-//! [`RefusedHolders`]: kvatlas_core::stream::RefusedHolders
 
 mod goodbyes;
 mod strays;
@@ -31,9 +29,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use kvatlas_client::unix_time_us;
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Namespace, NamespaceRefused, RegisterError};
-use kvatlas_core::stream::{RefusedAt, RefusedName};
+use kvatlas_core::stream::{RefusedAt, RefusedHolders, RefusedName};
 use kvatlas_core::wire::{DecodeError, Event, EventBatch, NamespaceName, Rank, SubjectError};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
@@ -154,6 +153,12 @@ impl Unheld {
     ) {
         let refused = namespace.indexer.refused();
         refused.note_unread(worker, has_holders, reason, self.refused_at(unix_us));
+    }
+
+    /// Notes that any publisher of a namespace may be unknown until its next message, because a message was dropped that
+    /// may be its own.
+    pub(super) fn note_anybody(&self, refused: &RefusedHolders, reason: &'static str) {
+        refused.note_anybody(reason, self.refused_at(unix_time_us()));
     }
 
     fn refused_at(&self, unix_us: u64) -> RefusedAt {

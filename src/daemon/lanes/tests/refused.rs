@@ -222,6 +222,10 @@ async fn publishers_whose_messages_came_before_their_namespace_are_doubtful_in_i
     receive(&pool, "b", 1, Vec::new()).await;
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
     assert_eq!(namespace.indexer.refused().count(None), 1);
+    for worker in ["a", "c", "d"] {
+        let asked = [WorkerName::new(worker).unwrap()];
+        assert_eq!(namespace.indexer.refused().count(Some(&asked)), 1, "{worker}");
+    }
     assert!(!pool.lacks_any(|_| true));
     receive(&pool, "c", 1, Vec::new()).await;
     assert_eq!(

@@ -39,11 +39,6 @@ impl Stray {
     pub(crate) fn namespace(&self) -> &NamespaceName {
         &self.namespace
     }
-
-    /// Returns the publisher of the last dropped message, and the reason for which it was dropped, as metrics name it.
-    pub(in super::super) fn last(&self) -> (&RefusedName, &'static str) {
-        (&self.worker, self.reason)
-    }
 }
 
 /// Names of namespaces that do not exist, with facts about the messages that were dropped for them.
@@ -113,10 +108,12 @@ impl Strays {
         by_name.values().cloned().collect()
     }
 
-    /// Removes the name of a namespace that exists now. Returns it if a message for it came in the last 300 seconds.
-    pub(in super::super) fn take(&self, name: &NamespaceName, now_us: u64) -> Option<Stray> {
-        let stray = self.0.lock().by_name.remove(name)?;
-        is_recent(stray.last_us, now_us).then_some(stray)
+    /// Returns the reason for which the last message of the last 300 seconds for the namespace `name` was dropped, as
+    /// metrics name it. `None` if no such message came, or if the name found no room in the list.
+    pub(in super::super) fn last_reason(&self, name: &NamespaceName, now_us: u64) -> Option<&'static str> {
+        let strays = self.0.lock();
+        let stray = strays.by_name.get(name)?;
+        is_recent(stray.last_us, now_us).then_some(stray.reason)
     }
 
     /// Whether a message of the last 300 seconds was for a namespace whose name found no room in the list.
