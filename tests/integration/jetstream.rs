@@ -40,14 +40,16 @@ async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
         let (mut silent, mut busy) = (client.publisher("silent", 0), client.publisher("busy", 0));
 
         let process = Process::start(broker.url(), &settings);
-        followed(&client.nats).await;
-        client
-            .tell(&mut silent, "silent", 0, vec![stored(hashes(10, 5))])
-            .await;
-        client
-            .tell(&mut busy, "busy", 0, vec![stored(hashes(10, 2))])
-            .await;
-        // Its position in the stream is that of a daemon that has read the stream through this server.
+        // It has read the stream up to its end through this server.
+        client.listed().await;
+        for (publisher, name, blocks) in [(&mut silent, "silent", 5), (&mut busy, "busy", 2)] {
+            let told = client
+                .tell(publisher, name, 0, vec![stored(hashes(10, blocks))])
+                .await;
+            assert!(told.exact, "{name}");
+        }
+        // The first one may have been begun before.
+        newer_snapshot(folder.path()).await;
         newer_snapshot(folder.path()).await;
         let mut blocks = 2;
         let mut process = Some(process);
@@ -242,6 +244,42 @@ async fn a_broker_that_comes_back_with_its_store_has_lost_nothing() {
     }
 }
 
+/// A consumer that goes while the connection stands went with its server, mostly with the stream's leader: the stream may
+/// have taken nothing meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_goes_while_the_connection_stands_leaves_doubts_until_the_next_batch() {
+    let broker = Restartable::start(&server()).await;
+    let client = Client::connect(broker.url()).await;
+    let daemon = Process::serve(broker.url(), &[JETSTREAM]);
+    let [mut silent, mut busy] = of_three_blocks(&client, ["silent", "busy"]).await;
+    let stream = jetstream::new(client.nats.clone())
+        .get_stream(STREAM)
+        .await
+        .unwrap();
+    let names: Vec<String> = stream.consumer_names().try_collect().await.unwrap();
+    for name in &names {
+        stream.delete_consumer(name).await.unwrap();
+    }
+    eventually("another consumer is made", async || {
+        let present: Vec<String> = stream.consumer_names().try_collect().await.ok()?;
+        present.iter().any(|name| !names.contains(name)).then_some(())
+    })
+    .await;
+    eventually(
+        "a batch that came after the end of the stream was read",
+        async || {
+            let told = client.tell(&mut busy, "busy", 0, Vec::new()).await;
+            told.exact.then_some(())
+        },
+    )
+    .await;
+    let status = client.holder("silent", 0).await.unwrap();
+    assert_eq!(reasons(&status), ["unverified"]);
+    client.tell(&mut silent, "silent", 0, Vec::new()).await;
+    client.exact("silent", 0).await;
+    daemon.stop();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_comes_back_without_its_store_leaves_doubts_until_the_next_batch() {
     for server in servers() {
@@ -257,8 +295,14 @@ async fn a_broker_that_comes_back_without_its_store_leaves_doubts_until_the_next
         followed(&client.nats).await;
         let status = eventually("the daemon answers", async || client.holder("lucky", 0).await).await;
         assert_eq!(reasons(&status), ["unverified"]);
-        client.tell(&mut lucky, "lucky", 0, Vec::new()).await;
-        client.exact("lucky", 0).await;
+        eventually(
+            "a batch that came after the end of the stream was read",
+            async || {
+                let told = client.tell(&mut lucky, "lucky", 0, Vec::new()).await;
+                told.exact.then_some(())
+            },
+        )
+        .await;
         let status = client.tell(&mut loser, "loser", 0, Vec::new()).await;
         assert!(has_gap(&status));
         assert!(metric(&daemon, "kvatlas_stream_consumer_resets_total{reason=\"stream\"}") >= 1);

@@ -75,13 +75,20 @@ impl StreamPosition {
         }
     }
 
-    /// Notes that the stream has been read up to its end through the server with the identity `server`. Returns whether
-    /// that is another server than the last time, or was not known.
-    pub(crate) fn note_server(&self, server: &str) -> bool {
-        let digest = Some(xxh3_64(server.as_bytes()));
-        let mut cursor = self.cursor.lock();
-        let known = cursor.as_mut().map(|cursor| &mut cursor.server);
-        known.is_some_and(|known| std::mem::replace(known, digest) != digest)
+    /// Whether the stream has been read up to its end through the servers with the identity `servers`, and not through
+    /// others since.
+    pub(crate) fn is_through(&self, servers: &str) -> bool {
+        let cursor = self.cursor.lock();
+        let known = cursor.as_ref().and_then(|cursor| cursor.server);
+        known == Some(xxh3_64(servers.as_bytes()))
+    }
+
+    /// Notes that the stream has been read up to its end through the servers with the identity `servers`. `None` if the
+    /// stream's server may have been away since.
+    pub(crate) fn note_servers(&self, servers: Option<&str>) {
+        if let Some(cursor) = self.cursor.lock().as_mut() {
+            cursor.server = servers.map(|servers| xxh3_64(servers.as_bytes()));
+        }
     }
 
     /// Moves the position to message `sequence` of the stream. `digest` is the digest of that message, or `None` if the

@@ -10,9 +10,10 @@
 //!   new consumer begins after the last message that the lanes have. Until this consumer has read the stream up to
 //!   its end, all holders are unverified: a [stall](StreamTrust::stall).
 //! - After a restart of the server, publishers may still be without a connection, and their messages wait in their
-//!   clients. A crash of the server may also have lost messages that it had taken. So a consumer at another server than
-//!   the one before begins a new generation of the stream, once it has read the stream up to its end: each holder is
-//!   unverified until its next batch.
+//!   clients. A crash of the server may also have lost messages that it had taken, and without a leader the stream takes
+//!   none. So a consumer begins a new generation of the stream, once it has read the stream up to its end, if it is at
+//!   another server, if another server leads the stream, or if the consumer before ended while the connection stood:
+//!   each holder is unverified until its next batch.
 //! - The server can refuse requests, or withdraw the right to them. This is a break, too. Before holders are trusted
 //!   again, a first request must show that the new consumer can be read.
 //! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of messages
@@ -119,8 +120,8 @@ struct Attached {
     /// holder counts as exact.
     target: u64,
     stall: Option<StreamStall>,
-    /// Identity of the server that made the consumer.
-    server: String,
+    /// Identity of the servers through which the stream is read: the connection's, and the stream's leader.
+    servers: String,
     /// Number that the consumer gives to the next message that it delivers.
     delivery: u64,
     unread: Unread,
@@ -198,6 +199,9 @@ impl JetStreamSource {
                 Ok(attached) => return attached,
                 Err(error) => {
                     tracing::warn!(%error, "the events stream cannot be read yet");
+                    if self.client.connection_state() == State::Connected {
+                        self.position.note_servers(None);
+                    }
                     // An operator must correct these errors. All others may end by themselves.
                     if error.is_of_stream() && self.client.connection_state() == State::Connected {
                         self.attached.send_replace(false);
@@ -221,7 +225,7 @@ impl JetStreamSource {
         let clock = &freshness.stream_clock;
         let stream = EventStream::open(&self.jetstream, &self.config, subject, clock).await?;
         // Before the first answer, the client may not know any server yet.
-        let server = self.client.server_info().server_id;
+        let servers = format!("{} {}", self.client.server_info().server_id, stream.leader());
         let cursor = self.resume(&stream);
         let StreamSpan { first, last } = stream.span();
         let check = ConsumerCheck::of(&cursor, first, stream.beginning());
@@ -262,7 +266,7 @@ impl JetStreamSource {
             check,
             target: if waiting == 0 || is_lost { 0 } else { last },
             stall: Some(stall),
-            server,
+            servers,
             delivery: 1,
             unread: Unread::since(asked_us),
             looked_at: None,
@@ -473,11 +477,14 @@ impl JetStreamSource {
         next: Option<Result<Message, pull::MessagesError>>,
         attached: &mut Attached,
     ) -> Result<(), Broken> {
-        match next {
-            Some(Ok(message)) => self.take(message, attached).await,
-            Some(Err(error)) => Err((ConsumerReset::Delivery, error.to_string())),
-            None => Err((ConsumerReset::Delivery, "the consumer has ended".to_owned())),
-        }
+        let detail = match next {
+            Some(Ok(message)) => return self.take(message, attached).await,
+            Some(Err(error)) => error.to_string(),
+            None => "the consumer has ended".to_owned(),
+        };
+        // Its server may have been away, and may have lost what came meanwhile.
+        self.position.note_servers(None);
+        Err((ConsumerReset::Delivery, detail))
     }
 
     /// Hands a message to the lanes, if it is the next one of the stream.
@@ -578,8 +585,10 @@ impl JetStreamSource {
             attached.stall = Some(stall);
             return;
         }
-        if self.position.note_server(&attached.server) {
+        if !self.position.is_through(&attached.servers) {
+            // In this order: a snapshot must not have the new servers with the old generation.
             self.doubt();
+            self.position.note_servers(Some(&attached.servers));
         }
         let generation = self.trust.generation();
         self.trust.follow(generation);

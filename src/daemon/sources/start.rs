@@ -1,6 +1,7 @@
 //! Start of following the events, from core NATS or from a JetStream stream.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_nats::jetstream;
 use tokio::sync::watch;
@@ -17,6 +18,9 @@ use kvatlas_telemetry::labels::Connection;
 
 use super::core_nats::CoreNatsSource;
 use super::jetstream::JetStreamSource;
+
+/// Time that JetStream may take to answer a request.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
     let (incidents, incidents_seen) = watch::channel(0_u64);
@@ -41,7 +45,7 @@ pub(super) async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Re
     let config = &shared.config.events;
     let (buffer, intake) = Buffer::of_bytes(config.subscription_capacity, config.subscription_bytes);
     let client = connect_counted(&shared.nats, Connection::Events, "events", buffer, notice).await?;
-    follow_connection(&shared.readiness, &client);
+    follow_connection(&shared.readiness, "events", &client);
     let stage = Stage::default();
     stage.spawn(Arc::clone(&intake).watch(client.clone()));
     let source = CoreNatsSource {
@@ -91,9 +95,12 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     // The size of a pull bounds the bytes.
     let buffer = Buffer::of_messages(capacity);
     let client = connect_counted(&shared.nats, Connection::Events, "events", buffer, notice).await?;
-    follow_connection(&shared.readiness, &client);
+    follow_connection(&shared.readiness, "events", &client);
+    let mut jetstream = jetstream::new(client.clone());
+    // A request that is lost, because its server has gone, is made again soon: meanwhile no holder is certain.
+    jetstream.set_timeout(ANSWER_PATIENCE);
     let source = JetStreamSource {
-        jetstream: jetstream::new(client.clone()),
+        jetstream,
         client,
         subject: shared.subjects.all_events(),
         pool: Arc::clone(&shared.pool),

@@ -182,6 +182,16 @@ impl EventStream {
         }
     }
 
+    /// Returns the name of the server that leads the stream; empty without a cluster.
+    pub(super) fn leader(&self) -> &str {
+        let leader = self
+            .info
+            .cluster
+            .as_ref()
+            .and_then(|cluster| cluster.leader.as_deref());
+        leader.unwrap_or_default()
+    }
+
     /// Returns the position before the stream's first message.
     pub(super) fn beginning(&self) -> StreamCursor {
         StreamCursor {
