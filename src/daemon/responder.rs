@@ -1,7 +1,12 @@
 //! Sending of replies over NATS. Only this file turns answers and errors into messages.
 
-use async_nats::{Client, HeaderMap, Subject};
+use std::pin::pin;
+use std::time::Duration;
+
+use async_nats::connection::State;
+use async_nats::{Client, HeaderMap, PublishError, Subject};
 use bytes::Bytes;
+use futures_util::FutureExt;
 
 use kvatlas_core::wire::{
     ERROR_CODE_HEADER, ERROR_HEADER, ErrorBody, ErrorCode, PROTOCOL_VERSION, SHARD_HEADER, Shard, Subjects,
@@ -58,15 +63,45 @@ impl Responder {
             self.errors.failed(error.code, &error.text);
             error_reply(&error, &mut headers).into()
         });
-        let sent = if headers.is_empty() {
-            self.client.publish(reply_to, payload).await
-        } else {
-            self.client.publish_with_headers(reply_to, headers, payload).await
-        };
-        if let Err(error) = sent {
+        if let Err(error) = self.publish(reply_to, headers, payload).await {
             self.errors.reply_dropped(ReplyDropReason::PublishFailed, &error);
         }
     }
+
+    /// Publishes a message. Waits while the client's buffer is full, but not without a connection: the next connection may
+    /// be made only when the caller has taken more requests.
+    async fn publish(&self, to: Subject, headers: HeaderMap, payload: Bytes) -> Result<(), PublishFailure> {
+        let publishing = async {
+            match headers.is_empty() {
+                true => self.client.publish(to, payload).await,
+                false => self.client.publish_with_headers(to, headers, payload).await,
+            }
+        };
+        let mut publishing = pin!(publishing);
+        if let Some(published) = publishing.as_mut().now_or_never() {
+            return Ok(published?);
+        }
+        while self.client.connection_state() == State::Connected {
+            if let Ok(published) = tokio::time::timeout(LOOK_INTERVAL, publishing.as_mut()).await {
+                return Ok(published?);
+            }
+        }
+        Err(PublishFailure::Unconnected)
+    }
+}
+
+/// Time after which a sender that waits for room looks whether its connection still stands.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Reason why a reply is not sent.
+#[derive(Debug, thiserror::Error)]
+enum PublishFailure {
+    /// Client cannot take the message.
+    #[error(transparent)]
+    Client(#[from] PublishError),
+    /// Buffer for messages is full, and there is no connection that would empty it.
+    #[error("the connection has ended, and as many replies wait as there is room for")]
+    Unconnected,
 }
 
 /// Returns the error that is sent in place of a reply that is too long. The reply would have `bytes` or more, and the

@@ -8,8 +8,11 @@ use kvatlas_core::wire::{
     ERROR_CODE_HEADER, ErrorCode, QueryOptions, QueryRequest, SHARD_HEADER, SingleQuery, Tier,
 };
 
+use rustix::process::Signal;
+
+use crate::support::process::{Process, message};
 use crate::support::{
-    Client, PATIENCE, broker, by_sequence, daemon, eventually, hashes, matches, namespace, stored,
+    Client, PATIENCE, broker, by_sequence, daemon, eventually, hashes, matches, namespace, stored, subjects,
 };
 
 /// Number of large requests that are sent at the same time. Together they have 48 MiB.
@@ -60,6 +63,39 @@ async fn large_requests_are_refused_early_and_small_ones_answered_meanwhile() {
     let answer = flooding.queries.query_batch(&namespace(), large).await;
     assert_eq!(answer.unwrap().len(), 4);
     daemon.stop().await;
+}
+
+/// A connection that ends because too much waits comes back only when half of that has been taken. Each request that is
+/// taken has a reply, for which there is no connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_for_queries_that_ended_by_a_flood_comes_back() {
+    let broker = broker().await;
+    let mut daemon = Process::serve(broker.url(), &[("events.subscription_bytes", "4 MiB")]);
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
+        .await;
+    let flooding = async_nats::connect(broker.url()).await.unwrap();
+    let payload = Bytes::from(QueryRequest::Single(by_sequence(&hashes(1, 30))).encode());
+    daemon.freeze();
+    for number in 0..30_000 {
+        let reply_to = format!("_INBOX.nobody.{number}");
+        let subject = subjects().query(&namespace());
+        flooding
+            .publish_with_reply(subject, reply_to, payload.clone())
+            .await
+            .unwrap();
+    }
+    flooding.flush().await.unwrap();
+    daemon.signal(Signal::CONT);
+    daemon.wait_for_line(|line| message(line).contains("the connection ends until half"));
+    let reply = eventually("queries are answered again", async || {
+        client.ask_with(by_sequence(&hashes(1, 6))).await.ok()
+    })
+    .await;
+    assert_eq!(matches(&reply).len(), 1);
+    daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]

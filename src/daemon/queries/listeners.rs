@@ -53,7 +53,7 @@ async fn listener_source(shared: &Shared) -> Result<Arc<Source>, SourceError> {
         }
     };
     let client = connect_counted(&shared.nats, Connection::Queries, "listeners", buffer, notice).await?;
-    follow_connection(&shared.readiness, &client);
+    follow_connection(&shared.readiness, "listeners", &client);
     let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
     let missing = Arc::clone(&shared.missing_shards);
     Ok(Arc::new(Source::Shards(Box::new(Shards {

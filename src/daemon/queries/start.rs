@@ -98,7 +98,10 @@ pub(crate) async fn start_queries(
                 Box::pin(beside(watching, service.run(stop, subscribed))).await
             }
         };
-        serve_in_turns(&stage, connector, first, serve);
+        let current = serve_in_turns(&stage, connector, first, serve);
+        shared
+            .readiness
+            .follow_connection("queries", move || current.stands());
     }
     Ok(stage)
 }
@@ -179,7 +182,9 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
             beside(watching, serving)
         };
         let current = serve_in_turns(&stage, connector, first, serve);
-        shared.readiness.follow_connection(move || current.stands());
+        shared
+            .readiness
+            .follow_connection("queries", move || current.stands());
     }
     Ok(stage)
 }

@@ -61,14 +61,17 @@ type LatchTroubles = [Option<String>; Latch::ALL.len()];
 #[derive(Default)]
 pub struct Readiness {
     bits: AtomicU8,
-    /// Functions that return whether a connection is up at the moment, one for each followed connection.
-    connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
+    /// Followed connections: the kind of each, and a function that returns whether it is up at the moment.
+    connections: Mutex<Vec<(&'static str, Stands)>>,
     /// For each latch (precondition of serving): the last trouble with the connection that the latch waits for. `None`
     /// while that connection is up.
     troubles: Mutex<LatchTroubles>,
     /// Function that returns the NATS server's refusals, and the latch that they concern; `None` if there is none.
     refusals: Mutex<Option<(Latch, RefusalSource)>>,
 }
+
+/// Function that returns whether a connection is up at the moment.
+type Stands = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Function that returns the refusals of a NATS server that last, in its words.
 type RefusalSource = Box<dyn Fn() -> Vec<String> + Send + Sync>;
@@ -95,9 +98,10 @@ impl Readiness {
     }
 
     /// Adds a connection for [`Latch::Connected`]. The function `stands` returns whether this connection is up at the
-    /// moment. Once a connection has been added, the latch is set exactly while at least one added connection is up.
-    pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
-        self.connections.lock().push(Box::new(stands));
+    /// moment. Once a connection has been added, the latch is set exactly while at least one connection of each kind is
+    /// up.
+    pub fn follow_connection(&self, kind: &'static str, stands: impl Fn() -> bool + Send + Sync + 'static) {
+        self.connections.lock().push((kind, Box::new(stands)));
     }
 
     /// Lets reports show `latch` as unset while a NATS server refuses what the latch waits for. The function `refusals`
@@ -141,7 +145,12 @@ impl Readiness {
         if connections.is_empty() {
             return bits;
         }
-        match connections.iter().any(|stands| stands()) {
+        let is_up = |kind| {
+            connections
+                .iter()
+                .any(|(other, stands)| *other == kind && stands())
+        };
+        match connections.iter().all(|(kind, stands)| stands() || is_up(*kind)) {
             true => bits | Latch::Connected.bit(),
             false => bits & !Latch::Connected.bit(),
         }
@@ -346,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_while_one_of_the_connections_stands() {
+    fn ready_while_one_connection_of_each_kind_stands() {
         use std::sync::Arc;
         use std::sync::atomic::AtomicBool;
 
@@ -354,8 +363,11 @@ mod tests {
         Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
         let stands = [false, false].map(|stands| Arc::new(AtomicBool::new(stands)));
         for one in stands.clone() {
-            readiness.follow_connection(move || one.load(Ordering::Relaxed));
+            readiness.follow_connection("queries", move || one.load(Ordering::Relaxed));
         }
+        let listens = Arc::new(AtomicBool::new(true));
+        let other = Arc::clone(&listens);
+        readiness.follow_connection("events", move || other.load(Ordering::Relaxed));
         assert!(!readiness.report().is_ready() && readiness.may_answer());
         assert_eq!(
             readiness.report().reasons(),
@@ -363,6 +375,8 @@ mod tests {
         );
         stands[1].store(true, Ordering::Relaxed);
         assert!(readiness.report().is_ready());
+        listens.store(false, Ordering::Relaxed);
+        assert!(!readiness.report().is_ready());
         readiness.clear(Latch::Settled);
         assert!(!readiness.may_answer());
     }

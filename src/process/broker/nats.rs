@@ -333,11 +333,11 @@ pub async fn connect_counted(
     connect_with(config, role, buffer, ConnectPatience::Forever, counted).await
 }
 
-/// Adds `client` to the connections that decide whether the process is ready. It is not ready while none of them is
-/// up.
-pub fn follow_connection(readiness: &Readiness, client: &Client) {
+/// Adds `client` to the connections of its kind that decide whether the process is ready. It is not ready while none of
+/// one kind is up.
+pub fn follow_connection(readiness: &Readiness, kind: &'static str, client: &Client) {
     let client = client.clone();
-    readiness.follow_connection(move || client.connection_state() == State::Connected);
+    readiness.follow_connection(kind, move || client.connection_state() == State::Connected);
 }
 
 /// Texts of the errors of the last attempts to connect. The client library's events have only the kind of an error.
