@@ -256,7 +256,11 @@ impl RedisConnection<'_> {
         let commands = &self.door.commands;
         let name = words.first().copied().unwrap_or_default();
         if !commands.admits(&self.session, name, &mut self.replies) {
-            return Goes::On;
+            // A client that has shown a password that no longer counts shows the present one on its next connection only.
+            return match self.session.shown {
+                Some(_) => Goes::Away,
+                None => Goes::On,
+            };
         }
         if is(name, "hkeys") {
             let text = "ERR HKEYS takes one key, a block hash in decimal digits";

@@ -146,9 +146,13 @@ impl Prefixes {
         let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
         let before = std::mem::take(&mut chain.keys);
         if std::mem::take(&mut chain.is_held) {
-            let (offset, whole) = (before.len(), [before.as_slice(), &keys].concat());
-            if self.is_held_beyond(offset, &whole).await {
-                return self.search(chain, whole, offset).await;
+            let offset = before.len();
+            let next = keys.get(..1).unwrap_or_default();
+            if self
+                .is_held_beyond(offset, [before.as_slice(), next].concat())
+                .await
+            {
+                return self.search(chain, [before, keys].concat(), offset).await;
             }
         }
         self.search(chain, keys, 0).await
@@ -156,8 +160,8 @@ impl Prefixes {
 
     /// Whether a pod holds more of the prompt `keys` than its first `blocks` blocks. In a gateway, the shards count this
     /// search as an answer nevertheless.
-    async fn is_held_beyond(&self, blocks: usize, keys: &[SequenceHash]) -> bool {
-        let key = self.key_of(keys.to_vec());
+    async fn is_held_beyond(&self, blocks: usize, keys: Vec<SequenceHash>) -> bool {
+        let key = self.key_of(keys);
         let is_deeper = |holder: &FoundHolder| {
             let certain = holder.certain().filter(|_| !is_pool(&holder.id.worker));
             certain.is_some_and(|certain| certain.blocks as usize > blocks)
