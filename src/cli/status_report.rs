@@ -40,6 +40,7 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now
         status.distinct_blocks,
         status.batches_waiting
     );
+    let incomplete = describe_missing(status) + &incomplete;
     if status.holders.is_empty() {
         return heading + "no worker has been heard of\n" + &incomplete;
     }
@@ -63,6 +64,22 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now
         table.push(row);
     }
     heading + &table.render() + &incomplete
+}
+
+/// Returns lines about holders that are not listed, though they may be there; empty if there are none.
+fn describe_missing(status: &StatusReply) -> String {
+    let refused = match status.refused_holders {
+        0 => String::new(),
+        holders => {
+            let holders = counted(holders.into(), "holder's batches are", "holders' batches are");
+            format!("{holders} dropped, so that its blocks are not known\n")
+        }
+    };
+    let unheard = match status.unheard_holders {
+        0 => "",
+        _ => "there may be workers that have not been heard of yet\n",
+    };
+    refused + unheard
 }
 
 /// Returns a remark that the block size is guessed for `unsized_holders` holders; empty if that is 0.
