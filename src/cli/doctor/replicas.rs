@@ -11,7 +11,7 @@ use kvatlas_core::wire::NamespaceName;
 use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use kvatlas_process::setup::Setup;
 
-use super::bridges::{self, BridgeListing};
+use super::bridges;
 use super::clock;
 use super::holders::{self, Degraded};
 use super::probe::Probe;
@@ -126,11 +126,10 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Pr
                     groups.entry(group).or_default().push((admin, index));
                 }
                 checks.push(check);
+                let engines = index.engines.iter();
+                checks.extend(engines.flat_map(|engines| bridges::judge(admin.authority(), engines)));
                 match index.role {
-                    ProcessRole::Bridge => match admin.json(BridgeListing::TARGET).await {
-                        Ok(followed) => checks.extend(bridges::judge(admin.authority(), &followed)),
-                        Err(failure) => checks.push(Check::skipped("engines", failure)),
-                    },
+                    ProcessRole::Bridge => {}
                     ProcessRole::Daemon => checks.push(clock::check(admin).await),
                     ProcessRole::Gateway => {
                         checks.push(clock::check(admin).await);
