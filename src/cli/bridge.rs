@@ -204,7 +204,7 @@ impl BridgeArguments {
         let bridge = self.engines.bridge(subjects.clone(), None, &engines, None)?;
         let readiness = Arc::new(Readiness::new());
         let refusing = bridge.clone();
-        readiness.follow_refusals(Latch::EventsSubscribed, move || refusing.refusals());
+        readiness.follow_refusals(Latch::EnginesFollowed, move || refusing.refusals());
         let view = Arc::new(View {
             bridge: bridge.clone(),
             readiness: Arc::clone(&readiness),

@@ -485,7 +485,7 @@ qwen          1000         0  123456  12345678
             text.ends_with(
                 "clocks in llama: 1 holder has an epoch ahead of the daemon's clock: gpu-3/0\n\
                  publishers in qwen: all batches are dropped of wide (other_settings)\n    \
-                 mend wide: give the engine the namespace's block size, or set namespaces.NAME.block_size\n\
+                 mend wide: see which engine, publisher or bridge (--block-size) of the namespace gives another size than the others; or set namespaces.NAME.block_size\n\
                  block size in qwen: guessed, 3 holders do not say it\n"
             ),
             "{text}"

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvatlas_daemon::costs::Cost;
-use kvatlas_daemon::runbook::{AdviceTable, mend_for};
+use kvatlas_daemon::runbook::mend_of_doubt;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::doctor::Hashed;
@@ -148,12 +148,12 @@ impl NamespaceStatus {
     fn render_mends(&self) -> String {
         let mut text = String::new();
         for reason in self.reasons.keys() {
-            let has = |holder: &&DoubtedHolder| holder.degraded.iter().any(|one| one.as_str() == *reason);
-            if let Some(first) = self.doubts.iter().find(has) {
-                let culprit = [&*first.namespace, &*first.worker, &first.rank.to_string()];
-                let mend = mend_for([*reason].into_iter(), AdviceTable::DegradedReasons, culprit);
-                text += &format!("  mend {reason}: {mend}\n");
-            }
+            let mend = self.doubts.iter().find_map(|holder| {
+                let one = holder.degraded.iter().find(|one| one.as_str() == *reason)?;
+                let culprit = [&*holder.namespace, &*holder.worker, &holder.rank.to_string()];
+                mend_of_doubt(one, holder.degraded, holder.detail.as_deref(), culprit)
+            });
+            text += &mend.map_or(String::new(), |mend| format!("  mend {reason}: {mend}\n"));
         }
         text
     }
