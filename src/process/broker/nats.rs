@@ -455,7 +455,9 @@ fn mend_of(error: &async_nats::ConnectError) -> &'static str {
         _ if error.to_string().contains("expected INFO") => {
             "check that it runs there; a server that waits for TLS (handshake_first) needs nats.tls_first"
         }
-        _ => "check that it runs there, or name another with --nats-url",
+        _ => {
+            "check that it runs there, or name another with --nats-url; kvatlas up and serve --embedded name their own in their log"
+        }
     }
 }
 
