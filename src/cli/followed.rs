@@ -4,8 +4,9 @@ use kvatlas_process::registry::EnginesReport;
 
 use super::text::counted;
 
-/// Advice on an engine that is not followed, where its error does not say what to do.
-pub(super) const MEND: &str = "kvatlas explain KvatlasServersTroubled says what to do";
+/// Advice on an engine that is not followed. Mostly its error says what to do.
+pub(super) const MEND: &str =
+    "where that does not say what to do: kvatlas explain KvatlasServersTroubled names the usual causes";
 
 /// Returns a line for each engine that is not followed and for each source that cannot be used. The lines are indented.
 pub(super) fn render(engines: &EnginesReport) -> String {
@@ -20,7 +21,7 @@ pub(super) fn render(engines: &EnginesReport) -> String {
         text += &format!("  {more} an error\n");
     }
     if !text.is_empty() {
-        text += &format!("    mend: where the error does not say what to do, {MEND}\n");
+        text += &format!("    mend: {MEND}\n");
     }
     for source in &engines.sources {
         if let Some(error) = &source.last_error {

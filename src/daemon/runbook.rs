@@ -84,21 +84,21 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, table: AdviceTable) -> 
 /// `culprit`, as [`named`] has it. `detail` has the words of the bridge that follows the holder's engine, if it says
 /// any: they tell more than the reason does.
 ///
-/// Returns `None` if another reason of the holder explains this one: nothing comes of an engine that is out of sight.
+/// Returns `None` for most reasons of a holder whose engine is out of sight: first see to the engine.
 pub fn mend_of_doubt(
     reason: DegradedReason,
     all: DegradedReasons,
     detail: Option<&str>,
     culprit: [&str; 3],
 ) -> Option<String> {
-    let follows = matches!(reason, DegradedReason::Stale | DegradedReason::Unverified);
-    if follows && all.contains(DegradedReason::UpstreamLost) {
-        return None;
-    }
     let is_of_bridge = matches!(
         reason,
         DegradedReason::UpstreamGap | DegradedReason::UnknownGroups
     );
+    let is_silence = matches!(reason, DegradedReason::Stale | DegradedReason::Unverified);
+    if (is_of_bridge || is_silence) && all.contains(DegradedReason::UpstreamLost) {
+        return None;
+    }
     let detail = detail.filter(|_| is_of_bridge);
     let word = detail.and_then(|detail| detail.split(':').next());
     let told = word.and_then(|word| AdviceTable::BridgeWords.advice(word));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_silence_of_an_engine_that_is_away_has_no_advice_of_its_own() {
+    fn of_an_engine_that_is_away_nothing_else_is_advised() {
         let all = [
             DegradedReason::Stale,
             DegradedReason::Unverified,
@@ -301,6 +301,7 @@ mod tests {
         let mend = |reason, all| mend_of_doubt(reason, all, None, culprit);
         assert_eq!(mend(DegradedReason::Stale, lost), None);
         assert_eq!(mend(DegradedReason::Unverified, lost), None);
+        assert_eq!(mend(DegradedReason::UpstreamGap, lost), None);
         let away = mend(DegradedReason::UpstreamLost, lost).unwrap();
         assert!(away.contains("kvatlas admin forget demo gpu-0 1"), "{away}");
         let stale = DegradedReasons::of(DegradedReason::Stale);

@@ -42,13 +42,15 @@ fn judge_engines(place: &str, engines: &EnginesReport) -> Check {
         return Check::fine(NAME, format!("the bridge at {place} follows {count}{idle}"));
     };
     let found = format!("{}: {}", first.instance, first.error);
-    let explained = format!("where that does not say what to do, {}", followed::MEND);
     match engines.troubled_total.saturating_sub(1) {
-        0 => Check::warning(NAME, found, explained),
+        0 => Check::warning(NAME, found, followed::MEND),
         more => Check::warning(
             NAME,
             format!("{found}; and {more} more"),
-            format!("{explained}; kvatlas status --admin {place} --json names more"),
+            format!(
+                "{}; kvatlas status --admin {place} --json names more",
+                followed::MEND
+            ),
         ),
     }
 }

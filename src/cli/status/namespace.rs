@@ -146,15 +146,22 @@ impl NamespaceStatus {
 
     /// Returns the runbook's advice on each reason. The advice names the first holder that has the reason.
     fn render_mends(&self) -> String {
-        let mut text = String::new();
+        let mut mends: Vec<(String, String)> = Vec::new();
         for reason in self.reasons.keys() {
             let mend = self.doubts.iter().find_map(|holder| {
                 let one = holder.degraded.iter().find(|one| one.as_str() == *reason)?;
                 let culprit = [&*holder.namespace, &*holder.worker, &holder.rank.to_string()];
                 mend_of_doubt(one, holder.degraded, holder.detail.as_deref(), culprit)
             });
-            text += &mend.map_or(String::new(), |mend| format!("  mend {reason}: {mend}\n"));
+            let Some(mend) = mend else { continue };
+            match mends.iter_mut().find(|(_, said)| *said == mend) {
+                Some((reasons, _)) => *reasons += &format!(", {reason}"),
+                None => mends.push(((*reason).to_owned(), mend)),
+            }
         }
-        text
+        let lines = mends
+            .iter()
+            .map(|(reasons, mend)| format!("  mend {reasons}: {mend}\n"));
+        lines.collect()
     }
 }
