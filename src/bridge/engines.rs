@@ -32,7 +32,7 @@ use kvatlas_process::registry::{
 use kvatlas_telemetry::BridgeMetrics;
 
 use super::check::{check_block_size, check_engine, check_shared};
-use super::discovery::{Reports, SourceState};
+use super::discovery::Reports;
 use super::dynamo::{RecordReaders, Records};
 use super::farewells::Farewells;
 use super::follower::FollowOptions;
@@ -488,17 +488,6 @@ impl Bridge {
     /// this host, or if the operator allows the host.
     pub(super) fn allows_host(&self, host: &str) -> bool {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
-    }
-
-    /// Returns the sources of engines, as operators see them.
-    pub fn sources(&self) -> Vec<SourceState> {
-        self.inner
-            .state
-            .lock()
-            .sources
-            .iter()
-            .map(Reports::state)
-            .collect()
     }
 
     /// Returns how many engines the sources for which `is_meant` holds know together.

@@ -7,6 +7,7 @@
 //!   engine.
 //! - A *look* is a check whether the engine lives and no batch is missing.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use kvatlas_client::Backoff;
@@ -257,7 +258,7 @@ impl Follower {
     }
 
     /// Returns a text that says what is wrong with an engine that is followed; `None` if nothing is wrong.
-    pub(super) fn trouble(&self) -> Option<&str> {
+    pub(super) fn trouble(&self) -> Option<Cow<'_, str>> {
         const UNHEARD: &str =
             "the replay socket has batches that the engine does not publish on its endpoint";
         let useless = self.replay_state.error();
@@ -268,7 +269,7 @@ impl Follower {
         let stranger = self.stranger.as_deref();
         let stranger = stranger.filter(|_| doubt == Some(Reason::OtherEngine));
         let certain = useless.or(unheard).or(short).or(stranger);
-        certain.or_else(|| self.relay.trouble())
+        certain.map(Cow::Borrowed).or_else(|| self.relay.trouble())
     }
 
     /// Tells daemons what the `trouble` with the engine is.

@@ -111,7 +111,7 @@ impl Holders {
             ));
         };
         Some(match self.relays.len() {
-            1 => trouble.to_owned(),
+            1 => trouble.into_owned(),
             _ => format!("{worker}/{rank}: {trouble}"),
         })
     }

@@ -71,7 +71,7 @@ mod tensorrt;
 mod topics;
 mod zmtp;
 
-pub use discovery::{Discover, DiscoverError, DiscoverOptions, PodLabels, PodLabelsError, SourceState};
+pub use discovery::{Discover, DiscoverError, DiscoverOptions, PodLabels, PodLabelsError};
 pub use dynamo::AnswerPorts;
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;

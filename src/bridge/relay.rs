@@ -8,6 +8,7 @@ mod doubts;
 mod ending;
 mod labels;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -217,7 +218,7 @@ impl Relay {
     }
 
     /// Returns a text for operators that says why the engine is not exact; `None` if it is exact.
-    pub(super) fn trouble(&self) -> Option<&'static str> {
+    pub(super) fn trouble(&self) -> Option<Cow<'static, str>> {
         let out_of_sight = self.is_lost.then_some(match self.was_seen {
             true => "what the engine has said since it was last in sight is not known yet",
             false => "what the engine has said so far is not known yet",
@@ -226,13 +227,20 @@ impl Relay {
             .block_doubts
             .hides_groups
             .then(|| DegradedReason::UnknownGroups.as_str());
-        let in_words = |doubt: Reason| match doubt {
-            Reason::BlockSize => {
-                "block_size: its blocks have another size than it is followed with; give block_size=N"
-            }
-            doubt => doubt.as_str(),
+        let in_words = |doubt: Reason| {
+            match (doubt, self.block_doubts.other_block_size) {
+            (Reason::BlockSize, Some(size)) => format!(
+                "block_size: its blocks have {size} tokens, and it is followed with another size; give block_size={size}"
+            )
+            .into(),
+            (Reason::BlockSize, None) => Cow::Borrowed(
+                "block_size: its blocks have another size than it is followed with; give block_size=N",
+            ),
+            (doubt, _) => Cow::Borrowed(doubt.as_str()),
+        }
         };
-        self.doubt().map(in_words).or(out_of_sight).or(hidden)
+        let others = out_of_sight.or(hidden).map(Cow::Borrowed);
+        self.doubt().map(in_words).or(others)
     }
 
     /// Tells daemons, in a label, what the trouble with the engine is. An exact engine has none.

@@ -1,5 +1,6 @@
 //! Engine with sockets, as a source of events: its connection is followed, and its known state is saved.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -288,7 +289,7 @@ impl SocketEvents {
     }
 
     async fn note_followed(&mut self, task: &SourceTask) -> Result<(), FollowError> {
-        let trouble = self.follower.trouble().map(str::to_owned);
+        let trouble = self.follower.trouble().map(Cow::into_owned);
         let is_exact = self.follower.relay().is_exact();
         task.note_followed(is_exact, trouble.as_deref());
         self.follower.explain(trouble.as_deref()).await

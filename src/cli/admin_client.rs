@@ -1,6 +1,5 @@
 //! HTTP client for the admin listener of a daemon, gateway or bridge.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -52,17 +51,10 @@ pub(super) struct AdminClient {
 pub(super) struct ReadinessAnswer {
     pub(super) ready: bool,
     pub(super) reasons: Vec<String>,
-    /// Preconditions of readiness (latches) by name, and whether each is met.
+    /// The precondition of readiness (latch) that is not met and that the others mostly wait for. An older daemon leaves
+    /// it out.
     #[serde(default)]
-    pub(super) latches: BTreeMap<String, bool>,
-}
-
-impl ReadinessAnswer {
-    /// Returns the names of the preconditions of readiness (latches) that are not met.
-    pub(super) fn unset(&self) -> impl Iterator<Item = &str> {
-        let unset = self.latches.iter().filter(|(_, is_set)| !**is_set);
-        unset.map(|(latch, _)| latch.as_str())
-    }
+    pub(super) awaited: Option<String>,
 }
 
 /// The role of a process with an admin listener.

@@ -13,7 +13,7 @@ use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refuse
 use kvatlas_process::listener::ConnectionLimits;
 use kvatlas_process::presence::advertised;
 use kvatlas_process::present_bridge;
-use kvatlas_process::registry::EngineRegistry;
+use kvatlas_process::registry::{EngineRegistry, EnginesReport};
 use kvatlas_telemetry::{LogFormat, MetricsHandle, ProcessMetrics, install_shared, log_gated};
 use tokio_util::sync::CancellationToken;
 
@@ -158,7 +158,8 @@ impl AdminSource for View {
     }
 
     fn index_json(&self) -> String {
-        serde_json::json!({ "role": "bridge", "namespaces": [] }).to_string()
+        let engines = EnginesReport::of(&self.bridge);
+        serde_json::json!({ "role": "bridge", "namespaces": [], "engines": engines }).to_string()
     }
 }
 
@@ -203,7 +204,7 @@ impl BridgeArguments {
         let bridge = self.engines.bridge(subjects.clone(), None, &engines, None)?;
         let readiness = Arc::new(Readiness::new());
         let refusing = bridge.clone();
-        readiness.follow_refusals(Latch::EventsSubscribed, move || refusing.refusals());
+        readiness.follow_refusals(Latch::EnginesFollowed, move || refusing.refusals());
         let view = Arc::new(View {
             bridge: bridge.clone(),
             readiness: Arc::clone(&readiness),

@@ -6,9 +6,9 @@ use std::time::Duration;
 use async_nats::Client;
 use clap::Args;
 use kvatlas_client::publish::{PublisherError, Refusals};
-use kvatlas_config::{Config, process_environment};
+use kvatlas_config::{Config, ReachFlags, process_environment};
 use kvatlas_core::wire::Subjects;
-use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refused, connect};
+use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
 
 use super::failure::Failure;
 use super::nats_context::Surroundings;
@@ -24,7 +24,8 @@ const SUBSCRIPTION_CAPACITY: usize = 1024;
 pub(super) struct DaemonArguments {
     /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
     ///
-    /// Authentication and trusted certificates come from the same KVATLAS_NATS_… variables that the daemon reads.
+    /// Authentication and trusted certificates come from flags and KVATLAS_NATS_… variables that are the daemon's, too
+    /// (see --help).
     #[arg(long = "nats-url", visible_alias = "nats", value_name = "URLS")]
     urls: Option<String>,
     /// Prefix of every NATS subject [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
@@ -34,6 +35,8 @@ pub(super) struct DaemonArguments {
     /// KVATLAS_NATS_… variable is given] [environment: NATS_CONTEXT].
     #[arg(long, value_name = "NAME", conflicts_with = "urls")]
     context: Option<String>,
+    #[command(flatten)]
+    reach: ReachFlags,
 }
 
 impl DaemonArguments {
@@ -51,7 +54,8 @@ impl DaemonArguments {
     /// Returns the environment, and the given flags as texts, by the keys of their settings. Settings of a context of
     /// the `nats` command line (from `surroundings`) are added to the flags in two cases:
     ///
-    /// - A flag names the context. Then the `KVATLAS_NATS_…` variables are removed from the environment.
+    /// - A flag names the context. Then the `KVATLAS_NATS_…` variables are removed from the environment. Other flags
+    ///   override the context.
     /// - No flag and no variable says how to reach NATS. Then the context is the one that the environment names, or
     ///   else the one that `nats context select` has chosen.
     ///
@@ -66,13 +70,18 @@ impl DaemonArguments {
         if self.context.is_some() {
             environment.retain(|variable| !is_about_nats(variable));
         }
-        let is_told = is_given || self.urls.is_some() || environment.iter().any(is_about_nats);
+        let is_told = self.context.is_none()
+            && (is_given
+                || self.urls.is_some()
+                || !self.reach.given().is_empty()
+                || environment.iter().any(is_about_nats));
         let mut flags = match is_told {
             true => BTreeMap::new(),
             false => surroundings.settings(self.context.as_deref())?,
         };
         let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
         flags.extend(given_flags(given));
+        flags.extend(self.reach.given().clone());
         Ok((environment, flags))
     }
 
@@ -146,11 +155,21 @@ impl ConnectionArguments {
                     return;
                 }
             }
+            let is_inbox = |subject: &String| subject.starts_with(&inboxes);
+            let hint = match &notice {
+                ConnectionNotice::Refused(Refusal {
+                    refused: Refused::Subscription(Some(subject)),
+                    ..
+                }) if is_inbox(subject) => {
+                    "; no answer can come: name the prefix that the server allows with --nats-inbox-prefix"
+                }
+                _ => "",
+            };
             if let ConnectionNotice::Error(_) | ConnectionNotice::LameDuck | ConnectionNotice::Refused(_) =
                 notice
             {
                 say(format_args!(
-                    "warning: NATS: {}\n",
+                    "warning: NATS: {}{hint}\n",
                     printable(&notice.to_string())
                 ));
             }
@@ -201,6 +220,8 @@ const MAXIMUM: Duration = Duration::from_secs(86_400);
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_config::Authentication;
+
     use super::*;
 
     fn arguments(urls: Option<&str>) -> DaemonArguments {
@@ -208,6 +229,7 @@ mod tests {
             urls: urls.map(str::to_owned),
             prefix: None,
             context: None,
+            reach: ReachFlags::default(),
         }
     }
 
@@ -285,6 +307,42 @@ mod tests {
         );
         assert_eq!(host(&arguments(None), &token), "env");
         assert_eq!(host(&arguments(Some("nats://flag")), &[]), "flag");
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        daemon: DaemonArguments,
+    }
+
+    #[test]
+    fn credentials_of_flags_go_over_the_environment_and_over_a_context() {
+        let home = tempfile::tempdir().unwrap();
+        let surroundings = Surroundings::in_home(home.path());
+        let directory = home.path().join(".config/nats/context");
+        std::fs::create_dir_all(&directory).unwrap();
+        let context = r#"{"url":"nats://site","user":"me","password":"secret"}"#;
+        std::fs::write(directory.join("site.json"), context).unwrap();
+        std::fs::write(home.path().join(".config/nats/context.txt"), "site").unwrap();
+        let environment = [("KVATLAS_NATS_USER", "env"), ("KVATLAS_NATS_PASSWORD", "p")];
+        let loaded = |flags: &[&str], environment: &[(&str, &str)]| {
+            let flags = <Flags as clap::Parser>::parse_from([&["x"], flags].concat());
+            let config = flags.daemon.load_among(variables(environment), &surroundings);
+            let nats = config.unwrap().nats;
+            let user = match &*nats.authentication.current() {
+                Authentication::UserPassword { user, .. } => user.clone(),
+                _ => String::new(),
+            };
+            (nats.urls[0].host().to_owned(), user)
+        };
+        let of = |host: &str, user: &str| (host.to_owned(), user.to_owned());
+        let flags = ["--nats-user=flag", "--nats-password=p"];
+        assert_eq!(loaded(&[], &[]), of("site", "me"));
+        assert_eq!(loaded(&flags, &environment), of("127.0.0.1", "flag"));
+        // A context that was only chosen does not say how to reach another server.
+        assert_eq!(loaded(&flags, &[]), of("127.0.0.1", "flag"));
+        let named = ["--context=site", "--nats-user=flag"];
+        assert_eq!(loaded(&named, &environment), of("site", "flag"));
     }
 
     #[test]

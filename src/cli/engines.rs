@@ -138,11 +138,6 @@ impl From<SpecError> for Failure {
 }
 
 impl EngineArguments {
-    /// Returns the model of `--model`, which is the default for engines that name no model.
-    pub(super) fn model(&self) -> Option<&str> {
-        self.model.as_deref()
-    }
-
     /// Whether some `--discover` source is given.
     pub(super) fn has_sources(&self) -> bool {
         !self.sources.is_empty()

@@ -26,6 +26,7 @@ mod event_line;
 mod explain;
 mod failure;
 mod fleet;
+mod followed;
 #[cfg(feature = "generate")]
 mod generate;
 mod lines;

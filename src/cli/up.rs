@@ -3,6 +3,7 @@
 //! If no NATS server is given, the command starts a `nats-server` as a child process. The daemon, the bridge and the
 //! HTTP listener run in this process.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,15 +20,17 @@ use kvatlas_engines::Format;
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, connect};
 use kvatlas_process::presence::advertised;
 use kvatlas_process::present_bridge;
-use kvatlas_process::registry::{EngineRegistry, EngineState, EngineStatus};
+use kvatlas_process::registry::{EngineRegistry, EngineState, EngineStatus, EnginesReport};
 use kvatlas_telemetry::install_shared;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::bridge::{note_refusal, stop_patience};
 use super::engines::EngineArguments;
 use super::failure::Failure;
+use super::followed;
 use super::output::print;
 use super::serve::{Hangups, StopSignals, announce, file_of_environment, start_logging};
+use super::text::{counted, printable};
 
 pub(super) const EXAMPLES: &str = "\
 It starts a nats-server of its own, unless --nats-url names one: it is looked for in NATS_SERVER_BIN, in PATH and beside this program \
@@ -44,6 +47,8 @@ const HTTP_LISTEN: &str = "127.0.0.1:8090";
 const ENGINES_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two checks whether the engines' blocks are known.
 const ENGINES_INTERVAL: Duration = Duration::from_millis(20);
+/// Pause between two checks whether the first engine is followed.
+const FOLLOWED_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of messages from the daemon (questions) that may wait for one publisher.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 
@@ -99,7 +104,7 @@ impl UpArguments {
         let presence = told.present(&daemon, &bridge, &nats, &subjects_of_queries);
         let queries = QueryClient::new(nats.clone(), subjects_of_queries);
         let signal = tokio::select! {
-            signal = follow(&daemon, (&bridge, &queries), &arguments, &mut signals) => signal?,
+            signal = follow(&daemon, (&bridge, &queries), &mut signals) => signal?,
             () = arguments.reload_at(hangups, &bridge, || daemon.read_tokens_again()) => "SIGHUP",
         };
         tracing::info!(signal, "draining; another signal ends the process at once");
@@ -193,7 +198,6 @@ fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String
 async fn follow(
     daemon: &Daemon,
     (bridge, queries): (&Bridge, &QueryClient),
-    arguments: &EngineArguments,
     signals: &mut StopSignals,
 ) -> Result<&'static str, Failure> {
     let getting_ready = async {
@@ -207,21 +211,44 @@ async fn follow(
         () = daemon.told_to_stop() => return Ok("kvatlas admin drain"),
     }
     tracing::info!("ready");
-    if let Some(address) = daemon.http_address() {
-        let engines = bridge.engines();
-        let first = engines.first().map(|state| state.engine.key.model.model.as_str());
-        let token = bridge.register_token().map(Secret::expose);
-        print(&instructions(
-            address,
-            engines.len(),
-            first.or(arguments.model()),
-            token,
-        ))?;
-    }
     tokio::select! {
         signal = signals.next() => Ok(signal),
         () = daemon.told_to_stop() => Ok("kvatlas admin drain"),
+        Err(failure) = instruct(daemon, bridge) => Err(failure),
     }
+}
+
+/// Prints what a person can do next. If no engine is followed yet, prints the first query as soon as one is. Returns
+/// only if it cannot print.
+async fn instruct(daemon: &Daemon, bridge: &Bridge) -> Result<Infallible, Failure> {
+    if let Some(address) = daemon.http_address() {
+        let model = || {
+            let engines = bridge.engines();
+            let followed = engines.iter().find(|state| state.status.is_followed());
+            Some(followed?.engine.key.model.model.clone())
+        };
+        let token = bridge.register_token().map(Secret::expose);
+        let known = model();
+        let engines = EnginesReport::of(bridge);
+        print(&printable(&instructions(
+            address,
+            &engines,
+            known.as_deref(),
+            token,
+        )))?;
+        print(&look(daemon))?;
+        if known.is_none() {
+            let first = loop {
+                tokio::time::sleep(FOLLOWED_INTERVAL).await;
+                if let Some(model) = model() {
+                    break model;
+                }
+            };
+            let count = EnginesReport::of(bridge).publishers;
+            print(&printable(&followed_lines(address, count, &first)))?;
+        }
+    }
+    std::future::pending().await
 }
 
 /// Waits until the daemon knows the blocks of every engine, except for engines whose blocks cannot be known. Waits at
@@ -299,9 +326,15 @@ fn made_token() -> std::io::Result<Secret> {
     Ok(Secret::new(format!("{:032x}", u128::from_le_bytes(bits))))
 }
 
-/// Returns the instructions that a person sees after the start. `token` is the secret with which other machines
-/// register engines; `None` if they need no secret.
-fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token: Option<&str>) -> String {
+/// Returns the instructions that a person sees after the start. `model` is the model of a followed engine; `None` if
+/// none is followed yet. `token` is the secret with which other machines register engines; `None` if they need no
+/// secret.
+fn instructions(
+    address: SocketAddr,
+    engines: &EnginesReport,
+    model: Option<&str>,
+    token: Option<&str>,
+) -> String {
     let token = token.map_or(String::new(), |token| {
         format!(" -H 'authorization: Bearer {token}'")
     });
@@ -309,17 +342,46 @@ fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token:
         "curl -s http://{address}/register -H 'content-type: application/json'{token} -d '{{\"instance_id\":0,\"endpoint\":\
          \"tcp://127.0.0.1:5557\",\"model_name\":\"NAME\",\"block_size\":16}}'"
     );
-    let Some(model) = model else {
-        return format!("No engine is followed yet. Register one:\n\n  {register}\n\n");
+    let followed = match model {
+        Some(model) => followed_lines(address, engines.publishers, model),
+        None => "No engine is followed yet.\n\n".to_owned(),
     };
-    let count = match engines {
-        1 => "1 engine is".to_owned(),
-        engines => format!("{engines} engines are"),
+    let others = match followed::render(engines) {
+        others if others.is_empty() => others,
+        others => format!("{others}\n"),
     };
+    format!("{followed}{others}Register an engine:\n\n  {register}\n\n")
+}
+
+/// Returns the line that tells how many engines are followed, and a first query.
+fn followed_lines(address: SocketAddr, engines: usize, model: &str) -> String {
+    let count = counted(engines as u64, "engine is", "engines are");
     let line = curl_line(address, model);
     format!(
-        "{count} followed. Ask who holds how much of a prompt (here, of the tokens 1 to 64):\n\n  {line}\n\nRegister another engine:\n\n  \
-         {register}\n\n"
+        "{count} followed. Ask who holds how much of a prompt (here, of the tokens 1 to 64):\n\n  {line}\n\n"
+    )
+}
+
+/// Returns the commands and the address by which a person sees whether all is well. Nobody else knows the address of an
+/// embedded NATS server.
+fn look(daemon: &Daemon) -> String {
+    let Some(admin) = daemon.admin_address() else {
+        return String::new();
+    };
+    let server = daemon
+        .nats()
+        .urls
+        .first()
+        .filter(|_| daemon.broker_pid().is_some());
+    let doctor = server.map_or(String::new(), |url| {
+        format!(
+            "  kvatlas doctor --nats-url nats://{}:{}\n",
+            url.host(),
+            url.port()
+        )
+    });
+    format!(
+        "See whether all is well, here or at http://{admin}/ in a browser:\n\n  kvatlas status --admin {admin}\n{doctor}\n"
     )
 }
 
@@ -384,11 +446,21 @@ mod tests {
             curl_line(address, "o/it's"),
             "curl -s http://127.0.0.1:8090/query -d '{\"model_name\":\"o/it'\\''s\",\"token_ids\":['$(seq -s, 1 64)']}'"
         );
-        let first = instructions(address, 0, None, Some("t0"));
+        let of = |publishers, idle| EnginesReport {
+            publishers,
+            idle,
+            ..EnginesReport::default()
+        };
+        let first = instructions(address, &of(0, 0), None, Some("t0"));
         assert!(
             first.contains("/register") && first.contains("Bearer t0") && first.contains("application/json")
         );
-        assert!(instructions(address, 2, Some("m"), None).contains("2 engines are followed"));
+        let both = instructions(address, &of(2, 1), Some("m"), None);
+        assert!(
+            both.contains("2 engines are followed") && both.contains("/query"),
+            "{both}"
+        );
+        assert!(both.contains("1 engine is idle"), "{both}");
         let (one, other) = (made_token().unwrap(), made_token().unwrap());
         assert!(one.expose().len() == 32 && one != other);
     }

@@ -8,6 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::declare::Setting;
 use super::kind::Kind;
+use super::load::is_for_clients;
 use super::settings::SETTINGS;
 
 /// The flags that were given, as texts that are not yet checked.
@@ -31,6 +32,44 @@ impl fmt::Debug for SettingFlags {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Only the keys are shown, because a value could be a password.
         formatter.debug_set().entries(self.given.keys()).finish()
+    }
+}
+
+/// The flags of the settings by which a client reaches NATS, except `nats.url`: a command has a flag of its own for
+/// that. The texts are not yet checked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReachFlags {
+    flags: SettingFlags,
+}
+
+impl ReachFlags {
+    /// Returns the texts of the flags, by the dotted keys of their settings.
+    pub fn given(&self) -> &BTreeMap<String, String> {
+        &self.flags.given
+    }
+}
+
+impl Args for ReachFlags {
+    fn augment_args(command: Command) -> Command {
+        let is_meant = |setting: &&Setting| {
+            is_for_clients(setting) && setting.section() == "nats" && setting.key != "nats.url"
+        };
+        command.args(SETTINGS.iter().filter(is_meant).map(argument))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for ReachFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let flags = SettingFlags::from_arg_matches(matches)?;
+        Ok(Self { flags })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        self.flags.update_from_arg_matches(matches)
     }
 }
 
@@ -218,6 +257,35 @@ mod tests {
     #[test]
     fn an_unknown_flag_is_refused() {
         assert!(Example::try_parse_from(["example", "--nats-urll", "x"]).is_err());
+    }
+
+    #[derive(Debug, Parser)]
+    struct Client {
+        #[command(flatten)]
+        flags: ReachFlags,
+    }
+
+    #[test]
+    fn a_client_takes_what_reaches_nats_and_nothing_else() {
+        let parse = |flag| Client::try_parse_from(["client", flag]);
+        let flags = parse("--nats-user=me").unwrap().flags;
+        let expected = [("nats.user".to_owned(), "me".to_owned())];
+        assert_eq!(flags.given(), &BTreeMap::from(expected));
+        for flag in [
+            "--nats-password=x",
+            "--nats-inbox-prefix=x",
+            "--nats-tls-ca-file=x",
+        ] {
+            assert!(parse(flag).is_ok(), "{flag}");
+        }
+        for flag in [
+            "--nats-url=x",
+            "--nats-embedded",
+            "--events-lanes=1",
+            "--subjects-prefix=x",
+        ] {
+            assert!(parse(flag).is_err(), "{flag}");
+        }
     }
 
     #[test]

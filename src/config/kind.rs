@@ -151,7 +151,7 @@ impl Kind {
             ),
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
             Kind::ServerUrls => {
-                "nats:// or tls:// URLs joined by commas, with neither user nor password in them".into()
+                "nats:// or tls:// URLs joined by commas, with neither user nor password in them: nats.user and nats.password (--nats-user, --nats-password) take these".into()
             }
             Kind::SubjectPrefix => format!(
                 "tokens of A-Z, a-z, 0-9, _ and -, joined by dots, at most {SUBJECT_PREFIX_BYTES_MAX} bytes"

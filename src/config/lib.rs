@@ -46,7 +46,7 @@ pub use declare::{ENVIRONMENT_PREFIX, Setting};
 pub use dynamo::{Discovery, DynamoComponent, NoComponent, NoDiscovery};
 pub use environment::process_environment;
 pub use error::{ConfigError, ConfigErrors, Origin};
-pub use flags::SettingFlags;
+pub use flags::{ReachFlags, SettingFlags};
 pub use kind::{Kind, Secret};
 pub use live::Live;
 pub use load::Said;

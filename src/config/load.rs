@@ -80,7 +80,11 @@ impl Config {
         flags: BTreeMap<String, String>,
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Config, ConfigErrors> {
-        Config::load(flags, environment.filter(|(name, _)| is_for_clients(name)), None)
+        Config::load(
+            flags,
+            environment.filter(|(name, _)| is_client_variable(name)),
+            None,
+        )
     }
 
     /// Loads the settings of a bridge: the settings by which a client reaches a daemon, and the addresses on which the
@@ -99,7 +103,7 @@ impl Config {
             settings.any(|setting| setting.variable == name)
         };
         let environment = environment
-            .filter(|(name, text)| is_for_clients(name) || !text.is_empty() && is_for_bridges(name));
+            .filter(|(name, text)| is_client_variable(name) || !text.is_empty() && is_for_bridges(name));
         let presumed = |_: Said<'_>| vec![("admin.listen", BRIDGE_ADMIN_LISTEN.to_owned())];
         Config::load_presuming(presumed, flags, environment, None)
     }
@@ -142,14 +146,16 @@ fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     }
 }
 
-/// Whether a variable belongs to a setting that tells a client how to reach a daemon. Settings of the embedded server
-/// are for daemons only.
-fn is_for_clients(variable: &str) -> bool {
-    SETTINGS.iter().any(|setting| {
-        setting.variable == variable
-            && CLIENT_SECTIONS.contains(&setting.section())
-            && !matches!(setting.key, "nats.embedded" | "nats.server_binary")
-    })
+/// Whether a setting tells a client how to reach a daemon. Settings of the embedded server are for daemons only.
+pub(super) fn is_for_clients(setting: &Setting) -> bool {
+    CLIENT_SECTIONS.contains(&setting.section())
+        && !matches!(setting.key, "nats.embedded" | "nats.server_binary")
+}
+
+/// Whether a variable belongs to a setting that tells a client how to reach a daemon.
+fn is_client_variable(variable: &str) -> bool {
+    let mut settings = SETTINGS.iter();
+    settings.any(|setting| setting.variable == variable && is_for_clients(setting))
 }
 
 fn read_flags(flags: BTreeMap<String, String>, layers: &mut Layers) {

@@ -1,6 +1,8 @@
 //! The runbook: explanations of words (names of reasons, metrics, settings and fields of replies) from the pages for operators.
 //! It reads the pages' Markdown, so that each sentence is written in one place only.
 
+use kvatlas_core::wire::{DegradedReason, DegradedReasons};
+
 /// Pages for operators, in which words are looked up. The page with advice comes first.
 const PAGES: [&str; 4] = [
     include_str!("runbook/operating.md"),
@@ -32,6 +34,8 @@ pub enum AdviceTable {
     Latches,
     /// Reasons for which a holder is not exact.
     DegradedReasons,
+    /// Words in which bridges say why they doubt an engine.
+    BridgeWords,
     /// Reasons for which batches are dropped.
     DropReasons,
     /// Troubles that concern no holder and no batch, each by the name of its alert.
@@ -44,6 +48,7 @@ impl AdviceTable {
         match self {
             Self::Latches => ("Readiness", "if it stays unset"),
             Self::DegradedReasons => ("Degraded holders", "what to do"),
+            Self::BridgeWords => ("What bridges say", "what to do"),
             Self::DropReasons => ("Dropped batches", "what to do"),
             Self::OtherTroubles => ("Other troubles", "what to do"),
         }
@@ -73,6 +78,32 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, table: AdviceTable) -> 
         }
     }
     mends.join("; ")
+}
+
+/// Returns the advice on one of the reasons for which a holder is in doubt. The commands in the advice are about the
+/// `culprit`, as [`named`] has it. `detail` has the words of the bridge that follows the holder's engine, if it says
+/// any: they tell more than the reason does.
+///
+/// Returns `None` for most reasons of a holder whose engine is out of sight: first see to the engine.
+pub fn mend_of_doubt(
+    reason: DegradedReason,
+    all: DegradedReasons,
+    detail: Option<&str>,
+    culprit: [&str; 3],
+) -> Option<String> {
+    let is_of_bridge = matches!(
+        reason,
+        DegradedReason::UpstreamGap | DegradedReason::UnknownGroups
+    );
+    let is_silence = matches!(reason, DegradedReason::Stale | DegradedReason::Unverified);
+    if (is_of_bridge || is_silence) && all.contains(DegradedReason::UpstreamLost) {
+        return None;
+    }
+    let detail = detail.filter(|_| is_of_bridge);
+    let word = detail.and_then(|detail| detail.split(':').next());
+    let told = word.and_then(|word| AdviceTable::BridgeWords.advice(word));
+    let general = || mend_of([reason.as_str()].into_iter(), AdviceTable::DegradedReasons);
+    Some(named(&told.unwrap_or_else(general), culprit))
 }
 
 /// Placeholder in the commands on the pages for operators. It stands for a holder's namespace, worker and rank.
@@ -194,8 +225,6 @@ fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::DegradedReason;
-
     use super::*;
     use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
@@ -237,8 +266,46 @@ mod tests {
             ["disk_gap", "changing", "external_gap", "none"].into_iter(),
             AdviceTable::DegradedReasons,
         );
-        let expected = "see engines for which connectors tell what; nothing: ask again; kvatlas explain none";
+        let expected =
+            "deploy/engines.md says which connectors tell what; nothing: ask again; kvatlas explain none";
         assert_eq!(mend, expected);
+    }
+
+    #[test]
+    fn the_words_of_a_bridge_say_more_than_the_reason() {
+        let gap = DegradedReasons::of(DegradedReason::UpstreamGap);
+        let mend =
+            |detail| mend_of_doubt(DegradedReason::UpstreamGap, gap, detail, ["demo", "gpu-0", "1"]).unwrap();
+        let size = mend(Some("block_size: its blocks have 16 tokens; give block_size=16"));
+        assert!(
+            size.contains("--block-size") && !size.contains("replay"),
+            "{size}"
+        );
+        assert!(mend(Some("malformed")).contains("--format"));
+        for detail in [None, Some("lost_batches"), Some("an error in words")] {
+            assert!(mend(detail).contains("replay socket"), "{detail:?}");
+        }
+    }
+
+    #[test]
+    fn of_an_engine_that_is_away_nothing_else_is_advised() {
+        let all = [
+            DegradedReason::Stale,
+            DegradedReason::Unverified,
+            DegradedReason::UpstreamLost,
+        ];
+        let lost = all
+            .into_iter()
+            .fold(DegradedReasons::default(), DegradedReasons::with);
+        let culprit = ["demo", "gpu-0", "1"];
+        let mend = |reason, all| mend_of_doubt(reason, all, None, culprit);
+        assert_eq!(mend(DegradedReason::Stale, lost), None);
+        assert_eq!(mend(DegradedReason::Unverified, lost), None);
+        assert_eq!(mend(DegradedReason::UpstreamGap, lost), None);
+        let away = mend(DegradedReason::UpstreamLost, lost).unwrap();
+        assert!(away.contains("kvatlas admin forget demo gpu-0 1"), "{away}");
+        let stale = DegradedReasons::of(DegradedReason::Stale);
+        assert!(mend(DegradedReason::Stale, stale).unwrap().contains("heartbeat"));
     }
 
     #[test]

@@ -172,7 +172,12 @@ impl EventMetrics {
     /// Counts and logs a gap in a publisher's sequence numbers.
     pub fn sequence_gap(&self, worker: &str, expected: u64, received: u64) {
         self.sequence_gaps.increment(1);
-        log_gated!(warn "batches are missing"; namespace = &*self.namespace, worker, expected, received);
+        // Nobody has missed what was published before a start.
+        if expected == 1 {
+            log_gated!(info "batches from before the first one are missing"; namespace = &*self.namespace, worker, received);
+        } else {
+            log_gated!(warn "batches are missing"; namespace = &*self.namespace, worker, expected, received);
+        }
     }
 
     /// Counts and logs a new incarnation of a publisher.
@@ -245,16 +250,20 @@ impl EventMetrics {
     /// Counts and logs that an exact holder becomes degraded.
     ///
     /// Call it only when the holder's state changes from exact to degraded, not for further faults of a degraded
-    /// holder. The reason `Resyncing` is counted but not logged, because a resync repairs the holder.
+    /// holder. The reason `Resyncing` is counted but not logged, because a resync repairs the holder. The reasons
+    /// that holders have for a moment at each start are no warning: another line warns of holders that stay degraded.
     pub fn holder_degraded(&self, reason: DegradedReason, worker: &str, data_parallel_rank: u32) {
         self.holders_degraded.get(reason).increment(1);
-        if reason == DegradedReason::Resyncing {
-            return;
+        let (namespace, word) = (&*self.namespace, reason.as_str());
+        match reason {
+            DegradedReason::Resyncing => {}
+            DegradedReason::Gap | DegradedReason::UpstreamLost => {
+                log_gated!(info "holder is degraded" per DegradedReason(reason); namespace, reason = word, worker, data_parallel_rank);
+            }
+            _ => {
+                log_gated!(warn "holder is degraded" per DegradedReason(reason); namespace, reason = word, worker, data_parallel_rank);
+            }
         }
-        log_gated!(
-            warn "holder is degraded" per DegradedReason(reason);
-            namespace = &*self.namespace, reason = reason.as_str(), worker, data_parallel_rank
-        );
     }
 
     /// Counts and logs a holder that was removed because it was silent for too long.

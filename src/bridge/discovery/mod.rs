@@ -39,7 +39,6 @@ use super::spec::EngineDefaults;
 
 pub use labels::{PodLabels, PodLabelsError};
 use reports::KnownEngines;
-pub use reports::SourceState;
 pub(super) use reports::{LookError, Reports};
 use spec::DiscoveryPlace;
 pub use spec::{Discover, DiscoverError};

@@ -7,24 +7,12 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use kvatlas_process::registry::{GivenEngine, NewServer, RegisterRefusal};
+use kvatlas_process::registry::{GivenEngine, NewServer, RegisterRefusal, SourceState};
 use kvatlas_telemetry::labels::EngineSource;
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 /// Maximum number of engines of one source. Further engines are not followed, and an error says so.
 pub(super) const FOUND_MAX: usize = 16_384;
-
-/// A source of engines, as operators see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceState {
-    /// The source, as it was given.
-    pub source: String,
-    /// Number of engines that the source knows.
-    pub engines: usize,
-    /// Error that keeps the source from looking for engines, or the bridge from following some of them; `None` if all
-    /// engines are found and followed.
-    pub last_error: Option<String>,
-}
 
 /// Error that keeps the bridge from believing an engine: the source that found the engine does not confirm it.
 #[derive(Debug, thiserror::Error)]

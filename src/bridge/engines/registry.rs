@@ -6,13 +6,14 @@ use std::time::Instant;
 use kvatlas_config::Secret;
 use kvatlas_process::registry::{
     EngineRegistry, EngineState, GivenEngine, IsMeant, NewEngine, NewServer, RegisterRefusal, RemovedEngines,
-    ServerState,
+    ServerState, SourceState,
 };
 
 use kvatlas_telemetry::LogGate;
 
 use super::Bridge;
 use super::servers::AskedServer;
+use crate::discovery::Reports;
 use crate::hosts::host_of;
 use crate::state::{Registration, SharedRegistrations};
 
@@ -147,6 +148,11 @@ impl EngineRegistry for Bridge {
     fn servers(&self) -> Vec<ServerState> {
         let state = self.inner.state.lock();
         state.servers.values().map(AskedServer::state).collect()
+    }
+
+    fn sources(&self) -> Vec<SourceState> {
+        let state = self.inner.state.lock();
+        state.sources.iter().map(Reports::state).collect()
     }
 
     fn refusals(&self) -> Vec<String> {

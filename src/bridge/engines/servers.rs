@@ -30,6 +30,7 @@ impl AskedServer {
             server: self.handle.given(),
             engines: progress.engines,
             last_error: progress.trouble,
+            is_idle: progress.is_idle,
         }
     }
 

@@ -15,6 +15,8 @@ pub(super) struct BlockDoubts {
     pub(super) reason: Option<Reason>,
     /// Doubts that concern some queries only, because the engine's events leave out facts.
     partial: DegradedReasons,
+    /// Number of tokens in the engine's blocks, if it is known and not the number that the engine is followed with.
+    pub(super) other_block_size: Option<u64>,
     /// Whether the engine's events leave out the facts that show which of its blocks a request can reuse.
     pub(super) hides_groups: bool,
 }
@@ -24,6 +26,7 @@ impl BlockDoubts {
         Self {
             reason: blocks.doubt(),
             partial: partial_doubts(blocks),
+            other_block_size: blocks.other_block_size(),
             hides_groups: blocks.hides_groups(),
         }
     }

@@ -22,6 +22,15 @@ pub(crate) struct ServerProgress {
     pub(crate) engines: Vec<EngineKey>,
     /// Trouble with the server, in words; `None` while nothing is wrong.
     pub(crate) trouble: Option<String>,
+    /// Whether the bridge only waits for the engine's first block. Then `trouble` says so.
+    pub(crate) is_idle: bool,
+}
+
+impl ServerProgress {
+    /// Returns whether an error keeps the server's engine from being followed. A wait for the first block is no error.
+    pub(super) fn is_troubled(&self) -> bool {
+        self.trouble.is_some() && !self.is_idle
+    }
 }
 
 /// Connection to a publisher that was made before the publisher was followed.
@@ -220,9 +229,9 @@ impl ServerHandle {
         *self.shared.found_labels.lock() = server.discovered.labels.clone();
     }
 
-    /// Returns whether an error or a wait keeps the server's engine from being followed (see [`ServerProgress::trouble`]).
+    /// Returns whether an error keeps the server's engine from being followed (see [`ServerProgress::is_troubled`]).
     pub(crate) fn is_troubled(&self) -> bool {
-        self.shared.progress.lock().trouble.is_some()
+        self.shared.progress.lock().is_troubled()
     }
 
     /// Returns whether both handles belong to the same server.

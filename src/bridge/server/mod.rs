@@ -92,7 +92,7 @@ impl ServerTask {
     async fn ask_for_ever(self) {
         let mut wanted = self.handle.shared.wanted.subscribe();
         let (mut failures, mut search) = (0, None);
-        self.set_trouble(Some("the server has not answered yet".to_owned()));
+        self.set_progress(Some("the server has not answered yet".to_owned()), false);
         loop {
             let ticket = *wanted.borrow_and_update();
             match self.ask_once(&mut search).await {
@@ -241,7 +241,7 @@ impl ServerTask {
 
     fn note_waiting(&self) {
         let text = "waits for the first block, which tells the block size; block_size=N says it at once";
-        self.set_trouble(Some(text.to_owned()));
+        self.set_progress(Some(text.to_owned()), true);
     }
 
     /// Notes why the engine is not followed, and logs the reason if it has changed. `None` means that the engine is
@@ -249,7 +249,7 @@ impl ServerTask {
     fn note(&self, error: Option<&dyn Display>) {
         let trouble = error.map(ToString::to_string);
         let server = &self.handle.server;
-        self.set_trouble(trouble.clone());
+        self.set_progress(trouble.clone(), false);
         let logged = std::mem::replace(&mut *self.logged.lock(), trouble.clone());
         match (trouble, logged) {
             (Some(error), logged) if logged.as_ref() != Some(&error) => {
@@ -268,10 +268,13 @@ impl ServerTask {
         }
     }
 
-    fn set_trouble(&self, trouble: Option<String>) {
-        let is_troubled = trouble.is_some();
-        let before = std::mem::replace(&mut self.handle.shared.progress.lock().trouble, trouble);
-        if before.is_some() != is_troubled {
+    fn set_progress(&self, trouble: Option<String>, is_idle: bool) {
+        let mut progress = self.handle.shared.progress.lock();
+        let was_troubled = progress.is_troubled();
+        (progress.trouble, progress.is_idle) = (trouble, is_idle);
+        let is_troubled = progress.is_troubled();
+        drop(progress);
+        if was_troubled != is_troubled {
             self.bridge.count_servers();
         }
     }

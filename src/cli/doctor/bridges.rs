@@ -1,84 +1,58 @@
 //! Checks of a bridge: whether it can look for engines, and whether it follows the engines that it knows.
 
-use serde::Deserialize;
+use kvatlas_process::registry::{EnginesReport, SourceState};
 
 use super::report::Check;
+use crate::cli::followed;
 use crate::cli::text::counted;
 
 /// Maximum number of sources of engines (such as DNS or a file) that get a check of their own.
 const LINES_MAX: usize = 16;
 
-/// Answer of a bridge's route `/workers`: its engines, its servers, and the sources in which it looks for engines.
-#[derive(Debug, Deserialize)]
-pub(super) struct BridgeListing {
-    engines: Vec<ListedInstance>,
-    // An older bridge leaves these fields out.
-    #[serde(default)]
-    servers: Vec<ListedInstance>,
-    #[serde(default)]
-    sources: Vec<ListedSource>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ListedInstance {
-    instance: String,
-    last_error: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ListedSource {
-    source: String,
-    engines: u64,
-    last_error: Option<String>,
-}
-
-impl BridgeListing {
-    /// Path of the route that lists a bridge's engines, servers and sources.
-    pub(super) const TARGET: &'static str = "/workers?limit=10000";
-}
-
-/// Returns the checks of the bridge at the address `place`: one for each source in which it looks for engines, and one
-/// for all its engines and servers.
-pub(super) fn judge(place: &str, followed: &BridgeListing) -> Vec<Check> {
-    let sources = followed.sources.iter().take(LINES_MAX).map(judge_source);
+/// Returns the checks of the bridge in the process whose admin listener is at `place`: one for each source in which it
+/// looks for engines, and one for all its engines and servers.
+pub(super) fn judge(place: &str, engines: &EnginesReport) -> Vec<Check> {
+    let sources = engines.sources.iter().take(LINES_MAX).map(judge_source);
     let mut checks: Vec<Check> = sources.collect();
-    checks.push(judge_engines(place, followed));
+    checks.push(judge_engines(place, engines));
     checks
 }
 
-fn judge_source(source: &ListedSource) -> Check {
+fn judge_source(source: &SourceState) -> Check {
     let name = format!("source {}", source.source);
     match &source.last_error {
         Some(error) => {
             let mend = "mend that: meanwhile engines that come and go are not seen";
             Check::failed(&name, error, mend)
         }
-        None => Check::fine(
-            &name,
-            format!("knows {}", counted(source.engines, "engine", "engines")),
-        ),
+        None => {
+            let engines = counted(source.engines as u64, "engine", "engines");
+            Check::fine(&name, format!("knows {engines}"))
+        }
     }
 }
 
 /// Returns a check that warns if a server or an engine has an error. The check names the first server or engine with an
 /// error, and counts the others.
-fn judge_engines(place: &str, followed: &BridgeListing) -> Check {
+fn judge_engines(place: &str, engines: &EnginesReport) -> Check {
     const NAME: &str = "engines";
-    let BridgeListing { engines, servers, .. } = followed;
-    let all = servers.iter().chain(engines);
-    let mut troubled = all.filter_map(|one| Some((&one.instance, one.last_error.as_ref()?)));
-    let Some((instance, error)) = troubled.next() else {
-        let count = counted(engines.len() as u64, "publisher", "publishers");
-        return Check::fine(NAME, format!("the bridge at {place} follows {count}"));
+    let Some(first) = engines.troubled.first() else {
+        let count = counted(engines.publishers as u64, "publisher", "publishers");
+        let idle = followed::idle(engines).map_or(String::new(), |idle| format!("; {idle}"));
+        return Check::fine(NAME, format!("the bridge at {place} follows {count}{idle}"));
     };
-    let found = match troubled.count() {
-        0 => format!("{instance}: {error}"),
-        more => format!("{instance}: {error}; and {more} more"),
-    };
-    let mend = format!(
-        "http://{place}/workers names all of them; kvatlas explain KvatlasServersTroubled says what to do"
-    );
-    Check::warning(NAME, found, mend)
+    let found = format!("{}: {}", first.instance, first.error);
+    match engines.troubled_total.saturating_sub(1) {
+        0 => Check::warning(NAME, found, followed::MEND),
+        more => Check::warning(
+            NAME,
+            format!("{found}; and {more} more"),
+            format!(
+                "{}; kvatlas status --admin {place} --json names more",
+                followed::MEND
+            ),
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -90,25 +64,27 @@ mod tests {
 
     #[test]
     fn what_keeps_a_bridge_from_looking_is_a_failure() {
-        let followed = |value| serde_json::from_value::<BridgeListing>(value).unwrap();
-        let sound = followed(json!({
-            "engines": [{"instance": "a", "last_error": null}],
+        let report = |value| serde_json::from_value::<EnginesReport>(value).unwrap();
+        let outcomes = |report: &EnginesReport| -> Vec<CheckOutcome> {
+            judge("b:1", report).iter().map(Check::outcome).collect()
+        };
+        let sound = report(json!({
+            "publishers": 1, "idle": 1, "troubled": [], "troubled_total": 0,
             "sources": [{"source": "dns:a:1", "engines": 1, "last_error": null}],
         }));
-        let outcomes = |followed: &BridgeListing| -> Vec<CheckOutcome> {
-            judge("b:1", followed).iter().map(Check::outcome).collect()
-        };
         assert_eq!(outcomes(&sound), [CheckOutcome::Fine, CheckOutcome::Fine]);
-        let troubled = followed(json!({
-            "engines": [{"instance": "a", "last_error": "other_engine"}],
-            "servers": [{"instance": "b", "last_error": "no answer"}, {"instance": "c", "last_error": null}],
+        let found = judge("b:1", &sound).remove(1).found().to_owned();
+        assert!(found.contains("follows 1 publisher; 1 engine is idle"), "{found}");
+        let engine =
+            |name: &str, error: &str| json!({"instance": name, "error": error, "is_followed": false});
+        let troubled = report(json!({
+            "publishers": 2, "idle": 0, "troubled": [engine("b", "no answer"), engine("a", "other_engine")],
+            "troubled_total": 2,
             "sources": [{"source": "kubernetes:a=b", "engines": 0, "last_error": "no Role"}],
         }));
         assert_eq!(outcomes(&troubled), [CheckOutcome::Failed, CheckOutcome::Warning]);
         let checks = judge("b:1", &troubled);
         assert_eq!(checks[0].found(), "no Role");
         assert_eq!(checks[1].found(), "b: no answer; and 1 more");
-        // The answer of an older bridge has only `engines`.
-        assert_eq!(outcomes(&followed(json!({"engines": []}))), [CheckOutcome::Fine]);
     }
 }

@@ -11,7 +11,7 @@ use kvatlas_core::wire::NamespaceName;
 use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use kvatlas_process::setup::Setup;
 
-use super::bridges::{self, BridgeListing};
+use super::bridges;
 use super::clock;
 use super::holders::{self, Degraded};
 use super::probe::Probe;
@@ -126,11 +126,10 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Pr
                     groups.entry(group).or_default().push((admin, index));
                 }
                 checks.push(check);
+                let engines = index.engines.iter();
+                checks.extend(engines.flat_map(|engines| bridges::judge(admin.authority(), engines)));
                 match index.role {
-                    ProcessRole::Bridge => match admin.json(BridgeListing::TARGET).await {
-                        Ok(followed) => checks.extend(bridges::judge(admin.authority(), &followed)),
-                        Err(failure) => checks.push(Check::skipped("engines", failure)),
-                    },
+                    ProcessRole::Bridge => {}
                     ProcessRole::Daemon => checks.push(clock::check(admin).await),
                     ProcessRole::Gateway => {
                         checks.push(clock::check(admin).await);
@@ -323,7 +322,10 @@ async fn check_readiness<'s>(
     let index = index.as_ref().map_err(Failure::clone)?;
     if !readiness.ready {
         let found = format!("not ready: {}", readiness.reasons.join("; "));
-        let mend = mend_of(readiness.unset(), AdviceTable::Latches);
+        let mend = match readiness.awaited.as_deref() {
+            Some(latch) => mend_of([latch].into_iter(), AdviceTable::Latches),
+            None => "see its log".to_owned(),
+        };
         return Ok((index, Check::failed(name, found, mend)));
     }
     let said = describe_ready(index.role, holders_in(index));
@@ -446,6 +448,18 @@ mod tests {
         let checks = check(&seen, Duration::ZERO, &Probe::named("own", "own", 0)).await;
         assert!(checks.iter().any(|check| check.found().starts_with("all 2 know")));
         assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn the_advice_is_about_the_latch_that_the_others_wait_for() {
+        let unready = r#"{"ready": false, "reasons": ["no JetStream"], "latches": {"caught_up": false,
+            "events_subscribed": false}, "awaited": "events_subscribed", "namespaces": [], "holders": [], "holders_total": 0}"#;
+        let routes = axum::Router::new().fallback(move || std::future::ready(unready));
+        let seen = look(vec![replica(routes).await]).await;
+        let checks = check(&seen, Duration::ZERO, &Probe::named("own", "own", 0)).await;
+        let mend = checks[0].mend();
+        assert!(mend.contains("the right to subscribe"), "{mend}");
+        assert!(!mend.contains("replica") && !mend.contains("as for"), "{mend}");
     }
 
     #[tokio::test]

@@ -7,12 +7,14 @@ use std::collections::BTreeMap;
 use clap::Args;
 use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::PROBE_NAME;
+use kvatlas_process::registry::EnginesReport;
 use kvatlas_process::setup::Setup;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
+use super::followed;
 use super::missing::{GatewayOutage, UnansweringShard};
 use super::output::{print, print_json};
 use super::silence;
@@ -21,7 +23,7 @@ use super::table::TextTable;
 use super::text::{counted, printable};
 pub(super) use namespace::NamespaceStatus;
 
-pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1 not so, 69 no daemon.\n\n\
+pub(super) const EXAMPLES: &str = "Exit codes: 0 ready, every holder exact and every engine followed, 1 not so, 69 no daemon.\n\n\
     Examples:\n  \
     kvatlas status\n  \
     kvatlas status --admin 10.0.0.7:9464 --json\n  \
@@ -80,6 +82,9 @@ pub(super) struct Status {
     /// Needs of the daemon (message size, stream, disk space). An older daemon leaves them out.
     #[serde(default, skip_serializing)]
     pub(super) setup: Option<Setup>,
+    /// Engines of the bridge in the process; `None` if there is no bridge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) engines: Option<EnginesReport>,
     #[serde(deserialize_with = "without_probes")]
     pub(super) namespaces: Vec<NamespaceStatus>,
 }
@@ -98,6 +103,7 @@ fn without_probes<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Vec<Namesp
 /// - No batches are dropped, and no events come for a namespace that does not exist.
 /// - Snapshots are written and sent.
 /// - No shard is missing, and a gateway has answers.
+/// - The bridge in the process, if there is one, follows its engines; idle ones count as followed.
 pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
     let (status, now_us) = (Status::read(&client).await?, unix_time_us());
@@ -187,6 +193,9 @@ impl Status {
         if let Some(broken) = broken {
             return Err(Failure::failed(broken));
         }
+        if let Some(unfollowed) = self.engines.as_ref().and_then(followed::first) {
+            return Err(Failure::failed(unfollowed));
+        }
         Ok(())
     }
 
@@ -226,6 +235,7 @@ impl Status {
         for stray in &self.strays {
             text += &format!("  {}\n    mend: {}\n", stray.describe(now_us), stray.mend());
         }
+        text += &self.engines.as_ref().map_or(String::new(), followed::render);
         if let Some(hint) = self.role.hint() {
             return text + hint;
         }
@@ -293,6 +303,7 @@ mod tests {
             shard_outage: None,
             strays: Vec::new(),
             setup: None,
+            engines: None,
             namespaces: vec![namespace("llama"), namespace("qwen")],
         }
     }
@@ -396,6 +407,18 @@ qwen          1000         0  123456  12345678
     }
 
     #[test]
+    fn an_engine_that_is_not_followed_is_told_and_fails() {
+        let troubled = r#"[{"instance":"bad","error":"no events","is_followed":false}]"#;
+        let engines =
+            format!(r#"{{"publishers":0,"idle":0,"troubled":{troubled},"troubled_total":1,"sources":[]}}"#);
+        let mut status: Status =
+            serde_json::from_str(&format!(r#"{{"namespaces":[],"engines":{engines}}}"#)).unwrap();
+        status.ready = true;
+        let said = "engine bad is not followed: no events";
+        expect_failure(&status, &format!("\n  {said}\n    mend: "), said);
+    }
+
+    #[test]
     fn snapshots_that_are_not_sent_are_told_and_fail() {
         let index = r#"{"namespaces":[],"snapshot_error":null,"snapshot_upload_error":"no room"}"#;
         let mut status: Status = serde_json::from_str(index).unwrap();
@@ -462,7 +485,7 @@ qwen          1000         0  123456  12345678
             text.ends_with(
                 "clocks in llama: 1 holder has an epoch ahead of the daemon's clock: gpu-3/0\n\
                  publishers in qwen: all batches are dropped of wide (other_settings)\n    \
-                 mend wide: give the engine the namespace's block size, or set namespaces.NAME.block_size\n\
+                 mend wide: see which engine, publisher or bridge (--block-size) of the namespace gives another size than the others; or set namespaces.NAME.block_size\n\
                  block size in qwen: guessed, 3 holders do not say it\n"
             ),
             "{text}"

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvatlas_daemon::costs::Cost;
-use kvatlas_daemon::runbook::{AdviceTable, mend_for};
+use kvatlas_daemon::runbook::mend_of_doubt;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::doctor::Hashed;
@@ -146,15 +146,22 @@ impl NamespaceStatus {
 
     /// Returns the runbook's advice on each reason. The advice names the first holder that has the reason.
     fn render_mends(&self) -> String {
-        let mut text = String::new();
+        let mut mends: Vec<(String, String)> = Vec::new();
         for reason in self.reasons.keys() {
-            let has = |holder: &&DoubtedHolder| holder.degraded.iter().any(|one| one.as_str() == *reason);
-            if let Some(first) = self.doubts.iter().find(has) {
-                let culprit = [&*first.namespace, &*first.worker, &first.rank.to_string()];
-                let mend = mend_for([*reason].into_iter(), AdviceTable::DegradedReasons, culprit);
-                text += &format!("  mend {reason}: {mend}\n");
+            let mend = self.doubts.iter().find_map(|holder| {
+                let one = holder.degraded.iter().find(|one| one.as_str() == *reason)?;
+                let culprit = [&*holder.namespace, &*holder.worker, &holder.rank.to_string()];
+                mend_of_doubt(one, holder.degraded, holder.detail.as_deref(), culprit)
+            });
+            let Some(mend) = mend else { continue };
+            match mends.iter_mut().find(|(_, said)| *said == mend) {
+                Some((reasons, _)) => *reasons += &format!(", {reason}"),
+                None => mends.push(((*reason).to_owned(), mend)),
             }
         }
-        text
+        let lines = mends
+            .iter()
+            .map(|(reasons, mend)| format!("  mend {reasons}: {mend}\n"));
+        lines.collect()
     }
 }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Serialize;
 
-use kvatlas_core::wire::{ModelKey, is_pool};
+use kvatlas_core::wire::{ModelKey, PROBE_NAME, is_pool};
 
 use super::error::HttpRefusal;
 use super::shared::{HttpShared, json_response};
@@ -24,13 +24,14 @@ struct ModelJson {
     workers: u64,
 }
 
-/// Answers with the known models, in the order of their namespaces.
+/// Answers with the known models, in the order of their namespaces. Leaves out the namespace of the doctor's probes.
 pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let mut statuses = index.source.statuses().await?;
     statuses.sort_by(|(one, _), (other, _)| one.cmp(other));
     let models: Vec<ModelJson> = statuses
         .into_iter()
+        .filter(|(name, _)| name.as_str() != PROBE_NAME)
         .map(|(name, status)| {
             // A namespace whose name is not made from a model counts as a model of that name.
             let key = ModelKey::of_namespace(&name);

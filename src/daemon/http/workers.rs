@@ -332,6 +332,7 @@ mod tests {
                 server,
                 engines: Vec::new(),
                 last_error: Some("no answer".to_owned()),
+                is_idle: false,
             };
             add_server(&mut workers, &mut unnamed, state);
         }

@@ -86,7 +86,7 @@ impl Daemon {
             None => (Arc::new(namespaces(&config)?), None),
         };
         let (mut shared, broker) = share(config, namespaces).await?;
-        let view = Arc::new(view(&shared, metrics));
+        let view = Arc::new(view(&shared, metrics, engines.clone()));
         let upkeep = Stage::default();
         let broker = broker.map(|server| Arc::new(OwnBroker::new(server)));
         if let Some(broker) = &broker {
@@ -106,12 +106,11 @@ impl Daemon {
                 .follow_refusals(Latch::EnginesFollowed, move || engines.refusals()),
             None => shared.readiness.set(Latch::EnginesFollowed),
         }
-        let http = start_http(&shared, source, engines.clone()).await?;
+        let http = start_http(&shared, source, engines).await?;
         upkeep.tasks.spawn(keep_up(
             Arc::clone(&view),
             Arc::clone(&shared.pool),
             Arc::clone(&shared.trust),
-            engines,
             shared.empty_namespace.clone(),
             upkeep.stop.clone(),
         ));
@@ -205,7 +204,7 @@ async fn share(
     Ok((shared, broker))
 }
 
-fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
+fn view(shared: &Shared, metrics: MetricsHandle, engines: Option<Arc<dyn EngineRegistry>>) -> DaemonView {
     // Queries that people make on the page are not part of the sample.
     let answerer = Answerer::new(
         Arc::clone(&shared.namespaces),
@@ -233,6 +232,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         role: shared.config.gateway.role(),
         config: shared.config.clone(),
         query_limits: shared.query_limits.clone(),
+        engines,
         namespaces: Arc::clone(&shared.namespaces),
         history: Arc::clone(&shared.history),
         outcomes: Arc::clone(&shared.outcomes),

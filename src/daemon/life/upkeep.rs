@@ -12,7 +12,6 @@ use kvatlas_config::Live;
 use kvatlas_core::index::give_back_memory;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_process::admin::Latch;
-use kvatlas_process::registry::EngineRegistry;
 
 use super::memory::give_to_system;
 use super::view::DaemonView;
@@ -33,7 +32,6 @@ pub(super) async fn keep_up(
     view: Arc<DaemonView>,
     pool: Arc<LanePool>,
     trust: Arc<StreamTrust>,
-    engines: Option<Arc<dyn EngineRegistry>>,
     empty_namespace: Live<Duration>,
     stop: CancellationToken,
 ) {
@@ -48,7 +46,7 @@ pub(super) async fn keep_up(
         tokio::select! {
             () = stop.cancelled() => return,
             _ = ticks.tick() => {
-                trust.set_unheard(engines.as_ref().is_some_and(|engines| engines.is_unheard()));
+                trust.set_unheard(view.engines.as_ref().is_some_and(|engines| engines.is_unheard()));
                 pool.tick(trust.followed().is_some());
             }
             _ = interval.tick() => {

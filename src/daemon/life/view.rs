@@ -23,6 +23,7 @@ use kvatlas_core::wire::{
     DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, TROUBLE_LABEL, WireLimits,
 };
 use kvatlas_process::admin::{AdminSource, Latch, Readiness, ReadinessReport, WorkersCursor, WorkersQuery};
+use kvatlas_process::registry::{EngineRegistry, EnginesReport};
 use kvatlas_process::setup::Setup;
 use kvatlas_telemetry::labels::{HolderState, namespace_label};
 use kvatlas_telemetry::{MetricsHandle, NamespaceGauges, ProcessMetrics, log_gated};
@@ -40,6 +41,8 @@ pub(super) struct DaemonView {
     pub(super) config: Config,
     /// Bounds on queries, which a reload may replace.
     pub(super) query_limits: Live<WireLimits>,
+    /// Engines of the bridge in this process; `None` if there is no bridge.
+    pub(super) engines: Option<Arc<dyn EngineRegistry>>,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) history: Arc<History>,
     pub(super) outcomes: Arc<Outcomes>,
@@ -353,6 +356,7 @@ impl AdminSource for DaemonView {
             "snapshot_upload_error_since_us": unsent.as_ref().map(|failing| failing.since_us),
             "missing_shards": self.missing_shards.all(now_us),
             "shard_outage": self.missing_shards.outage(now_us),
+            "engines": self.engines.as_deref().map(EnginesReport::of),
             "namespaces": namespaces,
             "strays": self.pool.strays(),
             "broker_silent_us": self.pool.freshness().silent_us(crate::lanes::now_us()),

@@ -221,11 +221,13 @@ fn pieces_beside_whole_blocks_are_of_a_cache_beside_them() {
     }
     assert_eq!(engine.blocks(), 1);
     assert_eq!(engine.last.reasons.of(Reason::PartOfBlock), 1);
+    assert_eq!(engine.translator.other_block_size(), None);
     // Several small blocks in one event are not incomplete blocks.
     assert_eq!(
         engine.hear(&[stored(&[8, 9], Some(1), 4, 1)]),
         Some(Reason::BlockSize)
     );
+    assert_eq!(engine.translator.other_block_size(), Some(1));
 }
 
 #[test]

@@ -197,6 +197,12 @@ impl Translator {
         self.windows.layers()
     }
 
+    /// Returns the number of tokens in the engine's blocks, if the blocks have another size than the registered one.
+    /// `None` if they do not, or if their size is not known.
+    pub fn other_block_size(&self) -> Option<u64> {
+        self.sizes.other()
+    }
+
     /// Notes the reason why the holder's blocks are in doubt, for example because events were lost. The doubt lasts
     /// until the engine clears. An earlier reason stays.
     pub fn note_doubt(&mut self, reason: Reason) {

@@ -14,12 +14,22 @@ pub(super) struct Sizes {
     /// Whether a smaller block has followed a block that is not held. That block may be a smaller one, too. The
     /// engine's blocks may then be smaller than registered.
     is_doubted: bool,
+    /// Size of the last block of another size than the registered one; `None` if no such block has come since the last
+    /// block of the registered size.
+    #[serde(skip)]
+    other: Option<u64>,
 }
 
 impl Sizes {
     /// Whether the engine may have blocks of another size. A block of the registered size ends this doubt.
     pub(super) fn is_doubted(&self) -> bool {
         self.is_doubted
+    }
+
+    /// Returns the size of the last whole block that had another size than the registered one; `None` if it is not
+    /// known.
+    pub(super) fn other(&self) -> Option<u64> {
+        self.other
     }
 
     /// Notes that the engine has cleared. A block size that events have proven stays proven.
@@ -45,14 +55,20 @@ impl Sizes {
     ) -> Result<(), Reason> {
         match told.cmp(&size) {
             Ordering::Equal => {
-                (self.is_proven, self.is_doubted) = (true, false);
+                *self = Self {
+                    is_proven: true,
+                    ..Self::default()
+                };
                 Ok(())
             }
             Ordering::Less if blocks == 1 => {
                 self.is_doubted |= follows_unknown && !self.is_proven;
                 Err(Reason::PartOfBlock)
             }
-            _ => Err(Reason::BlockSize),
+            _ => {
+                self.other = Some(told);
+                Err(Reason::BlockSize)
+            }
         }
     }
 }

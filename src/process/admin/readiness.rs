@@ -40,7 +40,7 @@ impl Latch {
             Self::QueriesSubscribed => "the NATS server to take the subscription to queries",
             Self::CaughtUp => "the events from before the start to be applied",
             Self::Settled => "the index to know as much as a replica that takes queries",
-            Self::EnginesFollowed => "the engines of the bridge to be seen",
+            Self::EnginesFollowed => "the engines of the bridge to be seen, and told to daemons",
         }
     }
 
@@ -244,15 +244,20 @@ impl ReadinessReport {
         reasons
     }
 
-    /// Returns the report as JSON: `{"ready":…,"draining":…,"latches":{"snapshot_loaded":…,…},"reasons":[…]}`.
+    /// Returns the report as JSON:
+    /// `{"ready":…,"draining":…,"latches":{"snapshot_loaded":…,…},"awaited":…,"reasons":[…]}`. `awaited` is the latch to
+    /// look at first, or null.
     pub fn to_json(&self) -> String {
         let latches: serde_json::Map<String, serde_json::Value> = Latch::ALL
             .iter()
             .map(|latch| (latch.as_str().to_owned(), self.is_set(*latch).into()))
             .collect();
         let (ready, draining) = (self.is_ready(), self.is_draining());
-        json!({ "ready": ready, "draining": draining, "latches": latches, "reasons": self.reasons() })
-            .to_string()
+        let awaited = self.awaited().map(Latch::as_str);
+        json!({
+            "ready": ready, "draining": draining, "latches": latches, "awaited": awaited, "reasons": self.reasons(),
+        })
+        .to_string()
     }
 }
 
@@ -299,13 +304,14 @@ mod tests {
                     "settled": false,
                     "engines_followed": false,
                 },
+                "awaited": "snapshot_loaded",
                 "reasons": [
                     "waiting for a NATS server to be reached",
                     "waiting for the newest snapshot to be loaded",
                     "waiting for the NATS server to take the subscription to queries",
                     "waiting for the events from before the start to be applied",
                     "waiting for the index to know as much as a replica that takes queries",
-                    "waiting for the engines of the bridge to be seen",
+                    "waiting for the engines of the bridge to be seen, and told to daemons",
                 ],
             })
         );

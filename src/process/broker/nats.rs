@@ -449,13 +449,15 @@ fn mend_of(error: &async_nats::ConnectError) -> &'static str {
             "name another server with --nats-url, or correct these settings"
         }
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
-            "give the right ones with the KVATLAS_NATS_… variables or --context, or see the server's log for what it refuses"
+            "give the right ones with the --nats-… flags, the KVATLAS_NATS_… variables or --context, or see the server's log for what it refuses"
         }
         // The server says nothing, because it waits for TLS.
         _ if error.to_string().contains("expected INFO") => {
             "check that it runs there; a server that waits for TLS (handshake_first) needs nats.tls_first"
         }
-        _ => "check that it runs there, or name another with --nats-url",
+        _ => {
+            "check that it runs there, or name another with --nats-url; kvatlas up and serve --embedded name their own in their log"
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! component that follows engines. The bridge implements the interface; the HTTP listener and the page use it.
 
 mod beside;
+mod report;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,6 +19,7 @@ use kvatlas_engines::{Format, GroupFacts};
 use kvatlas_config::{Discovery, Secret};
 
 pub use beside::{BesideEvents, read_scheme};
+pub use report::{EnginesReport, SourceState, TroubledEngine};
 
 /// Longest wait until the holders of engines that are no longer followed have left the index.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
@@ -283,6 +285,11 @@ pub enum EngineStatus {
 }
 
 impl EngineStatus {
+    /// Whether the bridge is connected to the engine and follows its blocks, for certain or not.
+    pub fn is_followed(self) -> bool {
+        matches!(self, Self::Exact | Self::Degraded)
+    }
+
     /// Returns Dynamo's word for the state.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -314,6 +321,9 @@ pub struct ServerState {
     pub engines: Vec<EngineKey>,
     /// Text that says why the server's engine is not followed; `None` while nothing is wrong.
     pub last_error: Option<String>,
+    /// Whether the engine is not followed only because it has stored no block yet. Its first block tells the block
+    /// size.
+    pub is_idle: bool,
 }
 
 /// The party that has determined the block size of a namespace.
@@ -323,7 +333,7 @@ pub enum SizeOf {
     #[error("the configuration says so: set namespaces.{0}.block_size")]
     Configuration(NamespaceName),
     /// An engine that is followed.
-    #[error("{0} has that size; unregister the engines of the model first")]
+    #[error("{0} has that size; give all engines of the model one size, or unregister the others first")]
     Engine(Box<EngineKey>),
     /// A holder in the index, whose blocks have this size. There may be more such holders.
     #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
@@ -485,6 +495,9 @@ pub trait EngineRegistry: Send + Sync {
 
     /// Returns the servers that are or were asked, and their states, in the order of their keys.
     fn servers(&self) -> Vec<ServerState>;
+
+    /// Returns the sources in which the bridge looks for engines, as operators see them.
+    fn sources(&self) -> Vec<SourceState>;
 
     /// Returns the NATS server's texts of the refusals that keep daemons from hearing of engines; empty while the server
     /// refuses nothing.

@@ -4,6 +4,7 @@ mod discovery;
 mod forms;
 mod frames;
 mod front_ends;
+mod idle;
 mod kept;
 mod lasting;
 mod life;

@@ -45,6 +45,14 @@ impl Answers {
         }
     }
 
+    /// Makes the answers of a vLLM server whose events are off.
+    pub(super) fn without_events(publishers: &Publishers) -> Self {
+        Self {
+            sources: json!({}),
+            ..Self::vllm(publishers, &[0])
+        }
+    }
+
     /// Makes the answers of a vLLM server whose ranks are these engines, in this order.
     pub(super) fn vllm(publishers: &Publishers, engines: &[usize]) -> Self {
         let source = |engine: usize| {
@@ -333,11 +341,7 @@ async fn an_engine_that_cannot_be_followed_is_told_with_the_flag_that_mends_it()
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     publishers.publish(0, &json!([stored(1, 0, 3)]));
     let good = Answers::vllm(&publishers, &[0]);
-    let server = Server::start(Answers {
-        sources: json!({}),
-        ..good.clone()
-    })
-    .await;
+    let server = Server::start(Answers::without_events(&publishers)).await;
     follow(&site.bridge, &format!("gpu-0={},block_size=4", server.url())).unwrap();
     troubled(&site.bridge, "events are off", |error| {
         error.contains("publishes no KV events") && error.contains("--kv-events-config")
