@@ -15,6 +15,7 @@
 //! The evicting thread takes the blocks from one holder after another, each under that holder's own lock. So a
 //! holder's state and the holder's entries, which queries read, change in one step.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Weak;
 
@@ -63,10 +64,11 @@ impl IndexShared {
     }
 
     /// Evicts as many blocks as `excess` returns, and a few more. Stops after about `share` blocks, even if that is
-    /// less. First marks the holders of these blocks as degraded, so that no shortened match counts as exact.
-    fn evict(&self, excess: impl Fn() -> u64, share: u64) {
+    /// less. First marks the holders of these blocks as degraded, so that no shortened match counts as exact. Returns
+    /// whether there was a block to evict, or no need to.
+    fn evict(&self, excess: impl Fn() -> u64, share: u64) -> bool {
         if excess() == 0 {
-            return;
+            return true;
         }
         let mut evicting = self.evicting.lock();
         let greedy = self.greedy();
@@ -74,7 +76,7 @@ impl IndexShared {
         // Another thread may have made room while this one waited for the lock.
         let (mut gone, mut turn) = (0, 0);
         let mut wanted = match excess() {
-            0 => return,
+            0 => return true,
             now => now + slack,
         };
         while gone < wanted.min(share) {
@@ -93,7 +95,7 @@ impl IndexShared {
             let victims = runs.next_victims(wanted - gone, greedy);
             drop(runs);
             if victims.is_empty() {
-                return;
+                break;
             }
             self.take(&victims);
             let mut runs = self.runs.write();
@@ -107,6 +109,7 @@ impl IndexShared {
             gone += fewer.max(victims.len() as u64);
             self.runs.count_evicted(fewer);
         }
+        gone > 0
     }
 
     /// Returns the holders of workers that have more than five fourths of their share of the capacity. `None` if there
@@ -163,18 +166,17 @@ impl IndexShared {
 }
 
 impl TotalUsage {
-    /// Evicts blocks of the largest index if all indexes together have too many. The caller must not hold the lock of
-    /// any index's runs.
+    /// Evicts blocks of the largest index that has any to evict, if all indexes together have too many. The caller must
+    /// not hold the lock of any index's runs.
     fn make_room(&self, share: u64) {
         if self.usage.excess_blocks() == 0 {
             return;
         }
-        let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
-        if let Some(largest) = members
+        let mut members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
+        members.sort_by_cached_key(|member| Reverse(member.runs.usage().bytes.load()));
+        // Blocks whose parent is unknown count as well, and cannot be evicted.
+        let _ = members
             .iter()
-            .max_by_key(|member| member.runs.usage().bytes.load())
-        {
-            largest.evict(|| self.usage.excess_blocks(), share);
-        }
+            .any(|member| member.evict(|| self.usage.excess_blocks(), share));
     }
 }

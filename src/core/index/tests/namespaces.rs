@@ -286,3 +286,58 @@ fn of_two_who_tell_block_sizes_at_once_one_wins() {
         assert_ne!(told[0].1, told[1].1, "one is taken, the other is not");
     }
 }
+
+/// A test of a namespace whose bytes are all of events that wait for a parent. It is the largest, and has nothing to
+/// evict.
+#[test]
+fn where_the_largest_namespace_has_nothing_to_evict_the_next_one_gives_way() {
+    const BYTES_MAX: u64 = 4 << 20;
+    let capacity = Capacity {
+        bytes_max: BYTES_MAX,
+        ..Capacity::UNBOUNDED
+    };
+    let settings = NamespaceSettings::default();
+    let namespaces = Namespaces::new(capacity, settings, Vec::new(), IndexLimits::default(), 64);
+    let worker = WorkerName::new("w").unwrap();
+    let register = |which: &str| {
+        let namespace = namespaces.get_or_create(&name(which), None).unwrap();
+        let id = HolderId {
+            worker: worker.clone(),
+            rank: 0,
+        };
+        let writer = namespace.indexer.register(&id).unwrap();
+        (namespace, writer)
+    };
+    let stored = |parent: Option<u64>, chain: u64, blocks: u64| {
+        let hashes = (1..=blocks)
+            .map(|block| SequenceHash(chain << 32 | block))
+            .collect();
+        Event::Stored(StoredBlocks::by_sequence(parent.map(SequenceHash), None, hashes))
+    };
+    let (full, mut writer) = register("full");
+    for chain in 0..64 {
+        writer.apply(stored(Some(u64::MAX - chain), chain, 1000), Tier::DEVICE, 0);
+    }
+    let largest = full.indexer.sizes().bytes;
+    assert!(full.indexer.sizes().distinct_blocks == 0 && largest > BYTES_MAX / 10);
+    let mut writers = Vec::new();
+    for number in 0..20 {
+        let (namespace, mut writer) = register(&format!("n{number}"));
+        for chain in 0..100 {
+            if namespace.indexer.sizes().bytes < largest / 2 {
+                writer.apply(stored(None, chain, 64), Tier::DEVICE, 0);
+            }
+        }
+        writers.push(writer);
+    }
+    let all = namespaces.all();
+    let bytes: u64 = all.iter().map(|namespace| namespace.indexer.sizes().bytes).sum();
+    let evicted: u64 = all
+        .iter()
+        .map(|namespace| namespace.indexer.sizes().evicted_blocks)
+        .sum();
+    assert!(
+        bytes < BYTES_MAX + BYTES_MAX / 8 && evicted > 0,
+        "{bytes} bytes, {evicted} evicted"
+    );
+}
