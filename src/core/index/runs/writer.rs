@@ -347,7 +347,6 @@ impl<'s> RunWriter<'s> {
         if is_twin {
             // All counts of twins are raised before any holder has a block of the run.
             self.store.doubts.twins.fetch_add(1, Ordering::AcqRel);
-            self.store.doubts.twin_births.fetch_add(1, Ordering::AcqRel);
         }
         run.birth.store(state.births, Ordering::Release);
         if let Some(parent) = parent {
@@ -360,6 +359,10 @@ impl<'s> RunWriter<'s> {
         }
         let key = self.store.heads.hash(parent, first & current_mask(position));
         state.change.bytes += self.store.heads.insert(&mut state.heads, key, id, &self.guard);
+        if is_twin {
+            // A search that has missed the run sees another count at its end than at its beginning.
+            self.store.doubts.twin_births.fetch_add(1, Ordering::AcqRel);
+        }
         Some(id)
     }
 
