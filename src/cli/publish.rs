@@ -12,9 +12,10 @@ use kvatlas_client::{QueryClient, unix_time_us};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::NamespaceSettings;
 use kvatlas_core::wire::{
-    Address, BatchCursor, Event, EventBatch, HolderStatusReply, Labels, NamespaceName, Profile, Rank,
-    WireLimits, WorkerName,
+    Address, BatchCursor, DegradedReason, Event, EventBatch, HolderStatusReply, Labels, NamespaceName,
+    Profile, Rank, WireLimits, WorkerName,
 };
+use tokio::time::Instant;
 
 use super::connect::{ConnectionArguments, NatsConnection};
 use super::event_line::LineBatch;
@@ -38,7 +39,8 @@ Examples:
   kvatlas publish events.jsonl --namespace llama --worker gpu-0 --wait
   kvatlas publish - --namespace llama --worker gpu-0 --epoch 7 --seq 12 < more.jsonl
 
-Without --epoch, the batches begin a new epoch: all that the worker's rank had is replaced by them."#;
+Without --epoch, the batches begin a new epoch: all that the worker's rank had is replaced by them. While another
+publisher of the rank is alive, that is refused without --force."#;
 
 /// Events to publish, and the worker that they are of.
 #[derive(Debug, Args)]
@@ -76,6 +78,9 @@ pub(crate) struct PublishArguments {
     /// How batches travel: with jetstream, a batch waits until the events stream has kept the batch before it.
     #[arg(long, value_enum, default_value_t)]
     transport: TransportName,
+    /// Begin a new epoch though another publisher of the worker's rank is alive. The holder is contested then.
+    #[arg(long, conflicts_with = "epoch")]
+    force: bool,
     /// Pass over bad lines, after reporting them, and publish the others.
     #[arg(long)]
     keep_going: bool,
@@ -136,6 +141,9 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
     let input = open(&arguments.file)?;
     let connection = arguments.connection.connect().await?;
     let known = PublishTarget::ask(arguments, &connection).await;
+    if arguments.epoch.is_none() && !arguments.force {
+        known.check_alone(arguments, &connection).await?;
+    }
     let publisher = publisher(arguments, &connection, known, profile).await?;
     let mut sending = Sending::new(arguments, &connection, &publisher);
     let watch = match arguments.wait {
@@ -201,16 +209,22 @@ fn not_taken(transport: TransportName) -> &'static str {
 struct PublishTarget {
     /// Tokens in a block of the namespace; `None` if the daemon does not tell.
     block_size: Option<BlockSize>,
-    /// Epoch of the worker's rank; 0 if the daemon does not tell.
-    epoch: u64,
+    /// Last batch that the daemon has applied of the worker's rank. Its numbers are 0 if the daemon does not tell.
+    cursor: BatchCursor,
+    /// Whether the rank's publisher was heard of in the last seconds.
+    may_live: bool,
 }
 
 impl PublishTarget {
     /// Longest wait for the daemon's answer. Usually no daemon is there, or the daemon answers immediately.
     const PATIENCE: Duration = Duration::from_secs(1);
+    /// Time in which a publisher that is alive sends a batch: it sends something every second.
+    const SILENCE: Duration = Duration::from_millis(1300);
+    /// Pause between two questions whether a batch has come.
+    const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-    /// Asks the daemon for the namespace's block size and the rank's epoch. If no daemon answers, returns `None` for
-    /// the size and 0 for the epoch.
+    /// Asks the daemon for the namespace's block size and the rank's last batch. If no daemon answers, returns `None`
+    /// for the size and 0 for the batch's numbers.
     async fn ask(arguments: &PublishArguments, connection: &NatsConnection) -> Self {
         let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
         let patience = Self::PATIENCE.min(arguments.connection.timeout);
@@ -223,14 +237,38 @@ impl PublishTarget {
         };
         let is_ours =
             |holder: &&HolderStatusReply| holder.worker == arguments.worker && holder.rank == arguments.rank;
+        let ours = status.holders.iter().find(is_ours);
         Self {
             block_size: BlockSize::new(status.block_size).ok(),
-            epoch: status
-                .holders
-                .iter()
-                .find(is_ours)
-                .map_or(0, |holder| holder.epoch),
+            cursor: ours.map_or_else(BatchCursor::default, |holder| BatchCursor {
+                epoch: holder.epoch,
+                seq: holder.seq,
+            }),
+            may_live: ours.is_some_and(|holder| !holder.degraded.contains(DegradedReason::Stale)),
         }
+    }
+
+    /// Fails if another publisher of the rank is alive: one of its batches comes while this call waits. Does not wait if
+    /// the rank is not known, or has been silent.
+    async fn check_alone(
+        self,
+        arguments: &PublishArguments,
+        connection: &NatsConnection,
+    ) -> Result<(), Failure> {
+        let until = Instant::now() + Self::SILENCE;
+        while self.may_live && Instant::now() < until {
+            tokio::time::sleep(Self::LOOK_INTERVAL).await;
+            let cursor = Self::ask(arguments, connection).await.cursor;
+            if cursor > self.cursor {
+                let (worker, rank) = (&arguments.worker, arguments.rank);
+                return Err(Failure::failed(format_args!(
+                    "nothing was published: another publisher of {worker}, rank {rank}, is alive, and was at epoch {}, seq {}. End it, or \
+                     choose another --worker; with --force, the new batches replace its blocks, and the holder is contested",
+                    cursor.epoch, cursor.seq
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the epoch of the first batch, and with `--epoch` also the batch number before it. Without `--epoch`,
@@ -242,7 +280,7 @@ impl PublishTarget {
                 epoch,
                 seq: arguments.seq - 1,
             }),
-            None => Beginning::Epoch(unix_time_us().max(self.epoch.saturating_add(1))),
+            None => Beginning::Epoch(unix_time_us().max(self.cursor.epoch.saturating_add(1))),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Silent holders. They become stale, and are removed later. A goodbye removes a holder at once. Time in which no
 //! message could arrive does not count as silence.
 
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use tokio::sync::{Mutex, watch};
 
 use crate::support::jetstream::{JETSTREAM, Restartable, followed, servers};
 use crate::support::metrics::{counter, metric};
-use crate::support::process::Process;
+use crate::support::process::{Process, kvatlas};
 use crate::support::{
     Client, PATIENCE, broker, daemon, engine, eventually, hashes, matches, reasons, stored, subjects,
 };
@@ -275,4 +276,49 @@ async fn a_turn_that_begins_while_the_term_is_over_is_taken_when_the_term_goes_o
         .unwrap();
     let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
     assert_eq!(batch.epoch, publisher.cursor().epoch);
+}
+
+/// Two publishers of one name contest the holder. `kvatlas publish` becomes the second one only if that is meant.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_replaces_a_publisher_that_is_alive_by_force_only() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    let living = publisher(broker.url(), Duration::from_millis(100)).await;
+    living
+        .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
+        .await
+        .unwrap();
+    client.exact(GPU, 0).await;
+    let command = async |more: &'static [&'static str]| {
+        let url = broker.url().to_owned();
+        let running = tokio::task::spawn_blocking(move || {
+            let arguments = [
+                "publish",
+                "--namespace",
+                "llama",
+                "--worker",
+                GPU,
+                "--nats-url",
+                &url,
+            ];
+            let mut command = kvatlas(&arguments);
+            command.args(more).stdin(Stdio::null()).output().unwrap()
+        });
+        let output = running.await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said)
+    };
+    let (code, said) = command(&[]).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("--force"), "{said}");
+    assert_eq!(command(&["--force"]).await, (Some(0), String::new()));
+    drop(living);
+    eventually("the holder is stale", async || {
+        let holder = client.holder(GPU, 0).await?;
+        reasons(&holder).contains(&"stale").then_some(())
+    })
+    .await;
+    assert_eq!(command(&[]).await, (Some(0), String::new()));
+    daemon.stop().await;
 }

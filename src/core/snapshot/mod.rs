@@ -155,7 +155,8 @@ pub struct HolderFrame {
     /// Number of tokens in a block. 0 if the snapshot does not give it.
     #[serde(default)]
     pub block_size: u32,
-    /// Whether `block_size` comes from the holder's publisher and differs from the daemon's configuration.
+    /// Whether the holder's publisher has told `block_size`. Older files say so only where it differs from the daemon's
+    /// configuration.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_size_told: bool,
     /// Whether the holder's hashes were not the contract's chain.
@@ -191,18 +192,19 @@ pub struct InForest {
 }
 
 impl HolderFrame {
-    /// Returns the block size that the holder's publisher has given. `None` if it has given none, or if it equals the
-    /// size in the configuration.
+    /// Returns the block size that the holder's publisher has told. `None` if it has told none.
     pub fn told_block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)
     }
 
     /// Whether queries in a namespace with these settings can find the blocks: the namespace and the blocks must use
-    /// the same hash chain and block size.
+    /// the same hash chain and block size. A size that was only guessed does not fit to one that publishers have told.
     pub fn fits(&self, settings: &NamespaceSettings) -> bool {
         // The engine's own names do not depend on the size of a block.
         let is_unknown = self.block_size == 0 && self.hashing == Hashing::Engine;
-        self.hashing == settings.hashing && (is_unknown || self.block_size == settings.block_size.as_u32())
+        self.hashing == settings.hashing
+            && settings.takes(self.told_block_size())
+            && (is_unknown || self.block_size == settings.block_size.as_u32())
     }
 }
 

@@ -8,6 +8,7 @@
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
 use super::holder::{Context, Holder};
+use super::liveness::{LivenessLimits, Silence, silence};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
 
@@ -43,6 +44,12 @@ impl OtherPublisher {
     fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
         is_fresh(batch, unix_us) || goes_on || self.batches > 0
+    }
+
+    /// Whether the holder is contested, and the other publisher was heard of recently, by the same limits as the believed
+    /// one.
+    pub(super) fn is_heard(&self, listening_us: u64, limits: &LivenessLimits) -> bool {
+        self.batches > 0 && silence(self.last_us, listening_us, limits) == Silence::Alive
     }
 
     /// Whether the other publisher of a contested holder has been silent for 3 seconds at `listening_us`, so that the
@@ -137,6 +144,8 @@ impl Holder {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::tests::batch;
     use super::*;
 
@@ -159,6 +168,22 @@ mod tests {
         assert!(!other.is_over(5_000_000) && !other.is_over(4_999_999 + SILENT_US));
         assert!(other.is_over(5_000_000 + SILENT_US));
         assert!(!OtherPublisher::default().is_over(u64::MAX), "there is none");
+    }
+
+    #[test]
+    fn the_other_publisher_is_heard_until_it_would_be_stale() {
+        let limits = LivenessLimits {
+            stale_after: Some(Duration::from_secs(3)),
+            remove_after: None,
+        };
+        let other = OtherPublisher {
+            last_us: 5_000_000,
+            batches: 1,
+            ..OtherPublisher::default()
+        };
+        assert!(other.is_heard(7_000_000, &limits));
+        assert!(!other.is_heard(8_000_000, &limits));
+        assert!(!OtherPublisher::default().is_heard(0, &limits), "there is none");
     }
 
     #[test]

@@ -484,8 +484,8 @@ impl Holder {
         let silence = silent.max(unseen.min(worst));
         match silence {
             Silence::Alive => {}
-            // While another publisher is heard of, the holder is `Contested` instead.
-            Silence::Stale if self.is_contested() => {}
+            // While another publisher is heard of, the holder is only `Contested`.
+            Silence::Stale if self.other.is_heard(context.clocks.listening_us, limits) => {}
             Silence::Stale => self.degrade(DegradedReason::Stale),
             Silence::Gone => self
                 .metrics

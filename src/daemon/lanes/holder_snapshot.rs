@@ -101,6 +101,7 @@ impl Holder {
     pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, origin: RestoreOrigin) {
         self.phase = Phase::default();
         self.writer.clear();
+        self.writer.set_size_known(frame.is_size_told);
         self.writer.set_foreign_chain(frame.foreign_chain);
         let cursor = BatchCursor {
             epoch: frame.epoch,
@@ -175,6 +176,7 @@ impl Holder {
     /// Puts the holder in doubt, so that its publisher is asked for the full state.
     pub(super) fn refuse_blocks(&mut self, frame: &HolderFrame) {
         self.restore_cursor(frame, RestoreOrigin::default());
+        self.forget_size();
         self.degrade(DegradedReason::Rejected);
         self.note_blocks(BlocksChange::Missed);
     }
@@ -297,7 +299,7 @@ impl Holder {
             blocks: self.writer.blocks() as u64,
             hashing: self.writer.settings().hashing,
             block_size: self.writer.settings().block_size.as_u32(),
-            is_size_told: self.writer.settings().is_size_told,
+            is_size_told: self.writer.status().is_size_known.load(),
             foreign_chain: self.writer.status().has_foreign_chain.load(),
             made_us: Some(self.high_water.made_us),
             seen_us: self.seen_on(stream_clock),

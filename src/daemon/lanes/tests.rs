@@ -67,6 +67,17 @@ fn pool_with(limits: LivenessLimits, shard: Option<Shard>) -> LanePool {
     LanePool::start(&settings, Arc::new(namespaces())).unwrap()
 }
 
+/// Returns a pool whose namespaces have blocks of this size where nothing else is told.
+fn pool_with_default_size(tokens: u32) -> LanePool {
+    let defaults = NamespaceSettings {
+        block_size: BlockSize::new(tokens).unwrap(),
+        ..NamespaceSettings::default()
+    };
+    let (capacity, limits) = (Capacity::UNBOUNDED, IndexLimits::default());
+    let namespaces = Namespaces::new(capacity, defaults, Vec::new(), limits, 16);
+    LanePool::start(&settings(), Arc::new(namespaces)).unwrap()
+}
+
 /// Returns no namespaces yet, without bounds on their indexes.
 pub(crate) fn namespaces() -> Namespaces {
     namespaces_within(IndexLimits::default())

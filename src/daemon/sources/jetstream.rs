@@ -39,15 +39,15 @@ use crate::traces::Tracer;
 use kvatlas_client::Backoff;
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
-use kvatlas_core::stream::{StreamGeneration, StreamStall, StreamTrust};
+use kvatlas_core::stream::{StreamStall, StreamTrust};
 use kvatlas_process::admin::{Latch, Readiness};
 use kvatlas_process::broker::mend_requests;
 use kvatlas_telemetry::StreamMetrics;
 use kvatlas_telemetry::labels::ConsumerReset;
 
+use super::attached::Attached;
 use super::consumer_check::{ConsumerCheck, is_continued};
 use super::pulse::{Beat, Pulse};
-use super::roll_call::RollCall;
 use super::span_of;
 use super::stream::{EventStream, StreamError, StreamSpan, age_of, probe};
 use super::stream_end::{StreamEnd, StreamLook, WatchedStream};
@@ -106,56 +106,6 @@ pub(crate) struct JetStreamSource {
     pub(super) metrics: StreamMetrics,
     /// Tracer that opens spans. `None` if no collector is configured.
     pub(super) tracer: Option<Tracer>,
-}
-
-/// Consumer of the stream, with the position up to which it must read.
-struct Attached {
-    /// Message with which the stream answered the first request of this consumer. `None` if it had no message.
-    first: Option<Message>,
-    messages: pull::Stream,
-    /// Comparison of a message: this consumer first delivers the last message that the previous consumer read, which
-    /// must still be the same. `None` if there is nothing to compare.
-    check: Option<ConsumerCheck>,
-    /// Number of the message up to which the lanes must apply the stream before the stall ends. During the stall, no
-    /// holder counts as exact.
-    target: u64,
-    stall: Option<StreamStall>,
-    /// Identity of the servers through which the stream is read: the connection's, and the stream's leader.
-    servers: String,
-    /// Number that the consumer gives to the next message that it delivers.
-    delivery: u64,
-    unread: Unread,
-    /// Number of the last read message at the time of the last [`JetStreamSource::look_for_next`].
-    looked_at: Option<u64>,
-    /// Roll call of the present generation: the time in which every publisher sends at least one message. `None`
-    /// before the stream has been read up to its end.
-    roll_call: Option<RollCall>,
-}
-
-impl Attached {
-    /// Returns the number of a message that has not been read, although the stream is known to have it. `last` is the
-    /// number of the last read message. `None` if the stream is not known to have more messages.
-    fn awaited(&self, last: u64) -> Option<u64> {
-        let target = self.stall.as_ref().map(|_| self.target);
-        target.max(self.unread.last()).filter(|awaited| *awaited > last)
-    }
-
-    /// Begins the roll call of `generation`. Does nothing if it has begun already, or if the stream has not been read
-    /// up to its end.
-    fn call_roll(&mut self, generation: StreamGeneration) {
-        let is_called = self.roll_call.as_ref().is_some_and(|call| call.is_of(generation));
-        if !is_called && self.stall.is_none() {
-            self.roll_call = Some(RollCall::begin(generation));
-        }
-    }
-
-    /// Waits until the roll call is over. Waits for ever if there is none. The future can be dropped at any time.
-    async fn roll_called(roll_call: &mut Option<RollCall>) {
-        match roll_call {
-            Some(call) => call.over().await,
-            None => std::future::pending().await,
-        }
-    }
 }
 
 /// Reason why a new consumer has to be made, and the detail for the log.

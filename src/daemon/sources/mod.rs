@@ -3,6 +3,7 @@
 //! A source receives messages and hands each to [`LanePool`](crate::lanes::LanePool), with the generation of the stream
 //! in which the message came.
 
+mod attached;
 mod consumer_check;
 pub(crate) mod core_nats;
 pub(crate) mod jetstream;

@@ -416,6 +416,42 @@ async fn the_batch_that_tells_the_block_size_counts() {
     .await;
 }
 
+/// The publisher of one rank is not there yet, and the engine has no replay sockets. What the other rank tells meanwhile
+/// must not be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_is_not_there_yet_costs_the_others_nothing() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::without_replay()]);
+    let mut answers = Answers::vllm(&publishers, &[0]);
+    // Nobody listens at a socket that is only bound, and no other process gets its port.
+    let absent = tokio::net::TcpSocket::new_v4().unwrap();
+    absent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let mut absent_rank = answers.sources["0"].clone();
+    absent_rank["endpoint"] = json!(format!("tcp://*:{}", absent.local_addr().unwrap().port()));
+    answers.sources["1"] = absent_rank;
+    let server = Server::start(answers).await;
+    follow(&site.bridge, &format!("gpu-0={}", server.url())).unwrap();
+    eventually("several attempts have failed", async || {
+        (server.asked.load(Ordering::Relaxed) > 3).then_some(())
+    })
+    .await;
+    publishers.wait_for_subscriber(0);
+    publishers.publish(0, &json!([["AllBlocksCleared"]]));
+    let asked = server.asked.load(Ordering::Relaxed);
+    eventually("another attempt has failed", async || {
+        (server.asked.load(Ordering::Relaxed) > asked + 1).then_some(())
+    })
+    .await;
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    eventually("the rank that is there is exact", async || {
+        let holders = site.holders("gpu-0").await;
+        let holder = holders.iter().find(|holder| holder.rank == 0)?;
+        (holder.blocks == 2 && holder.exact).then_some(())
+    })
+    .await;
+}
+
 /// The bridge must ask an engine's server only after a new connection. While the engine stays connected, further
 /// batches cause no question.
 #[tokio::test(flavor = "multi_thread")]

@@ -539,3 +539,22 @@ async fn held_batches_of_an_ended_epoch_are_no_contest() {
         DegradedReasons::of(DegradedReason::Contested)
     );
 }
+
+#[tokio::test]
+async fn a_contested_holder_whose_publishers_fell_silent_is_stale_too() {
+    let contested = DegradedReasons::of(DegradedReason::Contested);
+    // Every look finds that the publishers have been silent for too long.
+    let limits = LivenessLimits {
+        stale_after: Some(Duration::ZERO),
+        remove_after: None,
+    };
+    let scene = Scene::begin_in(pool_with(limits, None)).await;
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    scene.receive(&in_epoch(5, 1, stores(20)).encode()).await;
+    assert_eq!(scene.reasons().await, contested);
+    scene.pool.tick(true);
+    assert_eq!(scene.reasons().await, contested.with(DegradedReason::Stale));
+    // The publisher that is not believed shows that it is alive.
+    scene.receive(&in_epoch(5, 2, Vec::new()).encode()).await;
+    assert_eq!(scene.reasons().await, contested);
+}

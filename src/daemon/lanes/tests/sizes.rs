@@ -122,13 +122,12 @@ async fn an_engine_that_is_restarted_with_another_block_size_leaves_nothing_behi
     );
 }
 
-#[tokio::test]
-async fn a_told_block_size_outlasts_a_restart() {
-    let (before, after) = (pool(), pool());
-    send(&before, stores("a", 1, Some(64), 10)).await;
+/// Restores the holders of a pool in another one.
+async fn restore_all(before: &LanePool, after: &LanePool) {
     for lane in 0..before.lane_count() {
-        if let Some((_, dump)) = before.dump_next(lane, None, true, never()).await.unwrap() {
-            assert_eq!((dump.frame.block_size, dump.frame.is_size_told), (64, true));
+        let mut position = None;
+        while let Some((next, dump)) = before.dump_next(lane, position, true, never()).await.unwrap() {
+            position = Some(next);
             let holder = dump.frame.clone();
             after
                 .restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
@@ -143,11 +142,47 @@ async fn a_told_block_size_outlasts_a_restart() {
         }
     }
     after.drain().await.unwrap();
-    assert_eq!(known(&after), (64, vec![has("a", 3)]));
-    let next = Sent {
-        seq: 2,
-        ..stores("a", 1, Some(64), 20)
-    };
-    send(&after, next).await;
-    assert_eq!(known(&after), (64, vec![has("a", 6)]));
+}
+
+fn unsized_holders(pool: &LanePool) -> u32 {
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    namespace.indexer.unsized_holders()
+}
+
+#[tokio::test]
+async fn a_told_block_size_outlasts_a_restart_with_any_default() {
+    for told in [16, 64] {
+        for default in [16, 32, 64] {
+            let (before, after) = (pool(), pool_with_default_size(default));
+            send(&before, stores("a", 1, Some(told), 10)).await;
+            restore_all(&before, &after).await;
+            assert_eq!(known(&after), (told, vec![has("a", 3)]), "default {default}");
+            assert_eq!(unsized_holders(&after), 0, "default {default}");
+            let next = Sent {
+                seq: 2,
+                ..stores("a", 1, Some(told), 20)
+            };
+            send(&after, next).await;
+            assert_eq!(known(&after), (told, vec![has("a", 6)]), "default {default}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_guessed_block_size_is_still_a_guess_after_a_restart() {
+    let before = pool();
+    send(&before, stores("guessed", 1, None, 20)).await;
+    let same = pool();
+    restore_all(&before, &same).await;
+    assert_eq!(known(&same), (16, vec![has("guessed", 3)]));
+    assert_eq!(unsized_holders(&same), 1);
+    // Under another default, the blocks have another size than a batch without a size has now.
+    let other = pool_with_default_size(32);
+    restore_all(&before, &other).await;
+    assert_eq!(known(&other), (32, vec![has("guessed", 0)]));
+    // So they do not fit to a size that another publisher has told, either.
+    let told = pool_with_default_size(32);
+    send(&told, stores("told", 1, Some(16), 10)).await;
+    restore_all(&before, &told).await;
+    assert_eq!(known(&told), (16, vec![has("guessed", 0), has("told", 3)]));
 }
