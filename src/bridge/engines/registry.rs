@@ -43,9 +43,9 @@ impl Bridge {
     }
 
     /// Applies a registration that another bridge has taken: follows the engine, or stops following it. The other bridge has
-    /// checked the engine's host. A registration from before this bridge (`is_kept`) leaves the address and labels of an
-    /// engine as they are given now.
-    pub(super) fn apply(&self, registration: Registration, is_kept: bool) {
+    /// checked the engine's host. A registration from before this bridge, or that it has heard before (`is_known`), leaves the
+    /// address and labels of an engine as they are now.
+    pub(super) fn apply(&self, registration: Registration, is_known: bool) {
         let Registration {
             engine,
             is_registered,
@@ -53,7 +53,7 @@ impl Bridge {
         if !is_registered {
             return self.drop_registered(&engine);
         }
-        if is_kept && self.inner.state.lock().note_registered(&engine) {
+        if is_known && self.inner.state.lock().note_registered(&engine) {
             return;
         }
         let followed = match self.follow_registered(&engine) {
