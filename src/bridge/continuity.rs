@@ -25,7 +25,8 @@ struct RecentBatch {
     digest: u64,
 }
 
-/// Record of a batch that the publisher has sent on the connection: the batch's number and a digest of its bytes.
+/// Record of a batch that the publisher has sent, or that an earlier bridge heard: the batch's number and a digest of its
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HeardBatch {
     pub(super) seq: u64,
@@ -133,6 +134,12 @@ impl Continuity {
     /// Returns the number of the last batch that was applied; `None` if there is none.
     pub(super) fn last(&self) -> Option<u64> {
         self.recent.back().map(|batch| batch.seq)
+    }
+
+    /// Returns the number and digest of the last batch that was applied; `None` if there is none.
+    pub(super) fn last_batch(&self) -> Option<HeardBatch> {
+        let RecentBatch { seq, digest } = *self.recent.back()?;
+        Some(HeardBatch { seq, digest })
     }
 
     /// Whether a batch has been published on this connection.

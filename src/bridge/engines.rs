@@ -330,7 +330,7 @@ impl Bridge {
             let (bridge, inner) = (self.clone(), Arc::clone(&self.inner));
             let metrics = Arc::clone(&self.inner.metrics);
             let registered = move || inner.state.lock().registered().collect();
-            let apply = move |registration, is_kept| bridge.apply(registration, is_kept);
+            let apply = move |registration, is_known| bridge.apply(registration, is_known);
             let inner = Arc::clone(&self.inner);
             let ports = move |revision, places| {
                 if let Some(republisher) = &inner.republisher {

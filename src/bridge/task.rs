@@ -134,7 +134,7 @@ impl SocketEvents {
             Some(false) => {
                 log_gated!(
                     info "what was kept of an engine comes too late to be of use" up to 64;
-                    worker = %engine.key.instance, last
+                    worker = %engine.key.instance, last = last.seq
                 );
                 keeper.write_over();
                 Ok(())

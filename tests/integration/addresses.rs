@@ -1,6 +1,5 @@
 //! Addresses and labels of holders: publishers and registrations give them, and every answer shows them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_bridge::{Bridge, BridgeOptions, EngineDefaults, StateDirectory, parse_engine};
@@ -11,7 +10,7 @@ use kvatlas_core::wire::{
 };
 use kvatlas_daemon::Daemon;
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
-use kvatlas_process::registry::{EngineRegistry, GivenEngine};
+use kvatlas_process::registry::{EngineKey, EngineRegistry, GivenEngine, MeantEngines, ServerKey};
 use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;
@@ -286,6 +285,15 @@ async fn a_bridge_tells_the_address_that_an_engine_was_registered_with_last() {
     bridge.stop(true).await;
 }
 
+fn unregister_server(bridge: &Bridge, key: &ServerKey) {
+    let key = EngineKey {
+        instance: key.instance.clone(),
+        model: key.cache(),
+        rank: 0,
+    };
+    bridge.unregister(&MeantEngines::One(key));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_registered_has_an_address_and_the_next_bridge_asks_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -318,7 +326,11 @@ async fn a_server_that_is_registered_has_an_address_and_the_next_bridge_asks_it(
     // With another scheme, the same server has another cache.
     register(&first, ",scheme=llm-d-xxh64:7").unwrap();
     assert_eq!(first.servers().len(), 2);
-    first.unregister(Arc::new(|key| key.model.scheme.is_some()));
+    let servers = first.servers().into_iter().map(|state| state.server.key());
+    let is_of_scheme = |key: &ServerKey| key.scheme.is_some();
+    servers
+        .filter(is_of_scheme)
+        .for_each(|key| unregister_server(&first, &key));
     assert_eq!(profiles(&first), changed);
     first.stop(false).await;
     drop(first);
@@ -362,7 +374,12 @@ async fn an_engine_without_an_address_is_at_its_server_unless_that_is_this_machi
         let told = register(endpoint, &format!("{text},address=gpu-0:80"));
         assert_eq!(told.as_deref(), Some("gpu-0:80"), "{endpoint}");
         assert_eq!(register(endpoint, text).as_deref(), expected, "{endpoint}");
-        bridge.unregister(Arc::new(|_| true));
+        for state in bridge.engines() {
+            bridge.unregister(&MeantEngines::One(state.engine.key));
+        }
+        for state in bridge.servers() {
+            unregister_server(&bridge, &state.server.key());
+        }
     }
     bridge.stop(false).await;
 }

@@ -125,10 +125,9 @@ async fn apply(bridge: Bridge, reports: Reports, mut known: KnownEngines) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use kvatlas_core::wire::Subjects;
-    use kvatlas_process::registry::{Discovered, EngineRegistry, GivenEngine};
+    use kvatlas_process::registry::{Discovered, EngineRegistry, GivenEngine, MeantEngines};
     use kvatlas_telemetry::labels::EngineSource;
 
     use super::super::BridgeOptions;
@@ -183,7 +182,15 @@ mod tests {
         bridge.replace("kubernetes:app=vllm", &engines).unwrap();
         bridge.replace("kubernetes:app=vllm", &[]).unwrap();
         assert_eq!(followed(), (1, 1));
-        assert_eq!(bridge.unregister(Arc::new(|_| true)).len(), 2);
+        for instance in ["a", "e"] {
+            let meant = MeantEngines::Named {
+                instance: instance.to_owned(),
+                model: "m".to_owned(),
+                tenant: None,
+                rank: None,
+            };
+            assert_eq!(bridge.unregister(&meant).len(), 1);
+        }
         assert_eq!(followed(), (0, 0));
     }
 

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, ServerKey};
+use kvatlas_process::registry::{
+    EngineKey, GivenEngine, MeantEngines, NewEngine, NewServer, RegisterRefusal, ServerKey,
+};
 
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
-use super::servers::AskedServer;
+use super::servers::{AskedServer, presumed_key};
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engines of one source, by name. Of two engines with one name, only the first is in the set. The bridge refuses the
@@ -129,7 +131,8 @@ impl Bridge {
             state.given.0.insert(source.to_owned(), now.clone());
             let ended = state.end_changed(&before, &now);
             for engine in &ended {
-                state.kept.unregister_one(engine);
+                let meant = MeantEngines::One(presumed_key(engine));
+                state.kept.unregister(&meant, &self.inner.metrics);
             }
             for key in before.servers.keys() {
                 self.release_server(&mut state, key);

@@ -1,11 +1,11 @@
 //! State of engines that outlives the bridge: the list of registered engines, and the engines' files.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvatlas_process::registry::{GivenEngine, IsMeant, NewEngine, RegisterRefusal, RemovedEngines};
-use kvatlas_telemetry::log_gated;
+use kvatlas_process::registry::{GivenEngine, MeantEngines, NewEngine, RegisterRefusal, RemovedEngines};
+use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 use super::servers::presumed_key;
 use super::{Bridge, BridgeState, Inner};
@@ -22,47 +22,68 @@ const GONE_MAX: usize = 1024;
 /// list of registered engines until they are unregistered.
 #[derive(Default)]
 pub(super) struct KeptRegistrations {
-    engines: Vec<GivenEngine>,
+    engines: Vec<KeptRegistration>,
     /// Requests to unregister engines that came while the list could not be read; `None` if the list has been read. The
     /// list is older than these requests.
-    gone: Option<VecDeque<IsMeant>>,
+    gone: Option<BTreeSet<MeantEngines>>,
+}
+
+/// Registration with an earlier bridge that is not followed.
+struct KeptRegistration {
+    engine: GivenEngine,
+    /// Refusal at the last attempt; `None` if there was no attempt yet.
+    refusal: Option<RegisterRefusal>,
+}
+
+impl KeptRegistration {
+    fn new(engine: GivenEngine) -> Self {
+        let refusal = None;
+        Self { engine, refusal }
+    }
+
+    /// Whether the registration is `meant`. If one rank of a server is meant, the server is.
+    fn is_meant(&self, meant: &MeantEngines) -> bool {
+        let key = presumed_key(&self.engine);
+        match self.engine {
+            GivenEngine::Publisher(_) => meant.has(&key),
+            GivenEngine::Server(_) => meant.has_any_rank(&key),
+        }
+    }
 }
 
 impl KeptRegistrations {
     /// Makes the registrations of a list; `None` stands for a list that cannot be read for now.
     pub(super) fn new(listed: Option<Vec<GivenEngine>>) -> Self {
         Self {
-            gone: listed.is_none().then(VecDeque::new),
-            engines: listed.unwrap_or_default(),
+            gone: listed.is_none().then(BTreeSet::new),
+            engines: listed.into_iter().flatten().map(KeptRegistration::new).collect(),
         }
     }
 
     /// Takes over a list that could not be read before, but for the engines that were unregistered since then.
-    fn read_late(&mut self, mut listed: Vec<GivenEngine>) {
+    fn read_late(&mut self, listed: Vec<GivenEngine>) {
         let gone = self.gone.take().unwrap_or_default();
-        listed.retain(|engine| !gone.iter().any(|is_meant| is_meant(&presumed_key(engine))));
-        self.engines.extend(listed);
+        let listed = listed.into_iter().map(KeptRegistration::new);
+        self.engines
+            .extend(listed.filter(|kept| !gone.iter().any(|meant| kept.is_meant(meant))));
     }
 
-    /// Removes the registration of an engine of this name, as [`Self::unregister`] does.
-    pub(super) fn unregister_one(&mut self, engine: &GivenEngine) {
-        let key = presumed_key(engine);
-        let is_meant: IsMeant = Arc::new(move |other| *other == key);
-        self.unregister(&is_meant);
-    }
-
-    /// Removes the registrations that are meant, also from a list that is read later. Returns the keys of those that were
-    /// here.
-    pub(super) fn unregister(&mut self, is_meant: &IsMeant) -> RemovedEngines {
-        if let Some(gone) = &mut self.gone {
-            gone.push_back(Arc::clone(is_meant));
-            let excess = gone.len().saturating_sub(GONE_MAX);
-            gone.drain(..excess);
+    /// Removes the registrations that are `meant`, also from a list that is read later. Returns the keys of those that were
+    /// here. Counts a request that cannot be remembered until the list is read.
+    pub(super) fn unregister(&mut self, meant: &MeantEngines, metrics: &BridgeMetrics) -> RemovedEngines {
+        if let Some(gone) = &mut self.gone
+            && !gone.contains(meant)
+        {
+            if gone.len() < GONE_MAX {
+                gone.insert(meant.clone());
+            } else {
+                metrics.state_failed(&"registered", &"too many engines were unregistered");
+            }
         }
         let keys = self
             .engines
-            .extract_if(.., |engine| is_meant(&presumed_key(engine)))
-            .map(|engine| presumed_key(&engine));
+            .extract_if(.., |kept| kept.is_meant(meant))
+            .map(|kept| presumed_key(&kept.engine));
         keys.collect()
     }
 }
@@ -72,7 +93,8 @@ impl BridgeState {
     /// earlier bridge cannot be read.
     fn all_registered(&self) -> Option<Vec<GivenEngine>> {
         let kept = self.kept.gone.is_none().then_some(&self.kept.engines)?;
-        Some(self.registered().chain(kept.iter().cloned()).collect())
+        let kept = kept.iter().map(|kept| kept.engine.clone());
+        Some(self.registered().chain(kept).collect())
     }
 
     /// Notes that an engine was registered, if it is followed with the same settings. Returns whether it is. Its address and
@@ -114,37 +136,36 @@ impl BridgeState {
 impl Bridge {
     /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it
     /// before discovery begins, and after the engines of flags and files were given, because these have priority.
-    /// An engine that is refused stays in the list, and is tried again.
+    /// An engine that is refused stays in the list, and is tried again. Each change of its refusal is logged. An engine that
+    /// has been registered anew is as it was registered last.
     pub fn take_up_registered(&self) {
-        let refused = self.try_kept();
-        for (name, refusal) in refused {
-            log_gated!(
-                warn "an engine that was registered before is not followed" up to 64;
-                engine = name, %refusal
-            );
-        }
-    }
-
-    /// Tries to follow the engines that were registered with an earlier bridge. Returns the refusals, with the names of the
-    /// engines. An engine that has been registered anew is as it was registered last.
-    fn try_kept(&self) -> Vec<(String, RegisterRefusal)> {
-        let mut refused = Vec::new();
+        let mut changes = Vec::new();
         let mut state = self.inner.state.lock();
-        for engine in std::mem::take(&mut state.kept.engines) {
+        for KeptRegistration { engine, refusal } in std::mem::take(&mut state.kept.engines) {
             if state.is_registered(&engine) || state.note_registered(&engine) {
                 continue;
             }
-            match self.follow_in(&mut state, engine.clone()) {
-                Ok(()) => state.set_registered(&engine, true),
-                Err(refusal) => {
-                    refused.push((engine.instance().to_owned(), refusal));
-                    state.kept.engines.push(engine);
-                }
+            let refused = self.follow_in(&mut state, engine.clone()).err();
+            if refused != refusal {
+                changes.push((engine.instance().to_owned(), refused.clone()));
+            }
+            match refused {
+                None => state.set_registered(&engine, true),
+                refusal => state.kept.engines.push(KeptRegistration { engine, refusal }),
             }
         }
         drop(state);
         self.keep_registered();
-        refused
+        for (engine, refusal) in changes {
+            match refusal {
+                Some(refusal) => {
+                    log_gated!(warn "an engine that was registered before is not followed" up to 64; engine, %refusal);
+                }
+                None => {
+                    log_gated!(info "an engine that was registered before is followed after all" up to 64; engine)
+                }
+            }
+        }
     }
 
     /// Writes the list of registered engines to the state directory, so that the next bridge follows them, too.
@@ -192,15 +213,13 @@ impl Bridge {
         let Some(registered) = inner.registered.as_ref() else {
             return;
         };
-        if inner.state.lock().kept.gone.is_none() {
-            // The refusals were logged at the first attempt.
-            self.try_kept();
-            return;
-        }
-        if let Some(listed) = registered.read_late(&inner.metrics) {
+        if inner.state.lock().kept.gone.is_some() {
+            let Some(listed) = registered.read_late(&inner.metrics) else {
+                return;
+            };
             inner.state.lock().kept.read_late(listed);
-            self.take_up_registered();
         }
+        self.take_up_registered();
     }
 
     /// Removes files of engines that have not been followed for long. Blocks the thread.

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use kvatlas_config::Secret;
 use kvatlas_process::registry::{
-    EngineRegistry, EngineState, GivenEngine, IsMeant, NewEngine, NewServer, RegisterRefusal, RemovedEngines,
-    ServerState, SourceState,
+    EngineRegistry, EngineState, GivenEngine, MeantEngines, NewEngine, NewServer, RegisterRefusal,
+    RemovedEngines, ServerState, SourceState,
 };
 
 use kvatlas_telemetry::LogGate;
@@ -44,9 +44,9 @@ impl Bridge {
     }
 
     /// Applies a registration that another bridge has taken: follows the engine, or stops following it. The other bridge has
-    /// checked the engine's host. A registration from before this bridge (`is_kept`) leaves the address and labels of an
-    /// engine as they are given now.
-    pub(super) fn apply(&self, registration: Registration, is_kept: bool) {
+    /// checked the engine's host. A registration from before this bridge, or that it has heard before (`is_known`), leaves the
+    /// address and labels of an engine as they are now.
+    pub(super) fn apply(&self, registration: Registration, is_known: bool) {
         let Registration {
             engine,
             is_registered,
@@ -54,7 +54,7 @@ impl Bridge {
         if !is_registered {
             return self.drop_registered(&engine);
         }
-        if is_kept && self.inner.state.lock().note_registered(&engine) {
+        if is_known && self.inner.state.lock().note_registered(&engine) {
             return;
         }
         let followed = match self.follow_registered(&engine) {
@@ -112,17 +112,17 @@ impl EngineRegistry for Bridge {
         self.register_engine(GivenEngine::Server(server))
     }
 
-    fn unregister(&self, is_meant: IsMeant) -> RemovedEngines {
+    fn unregister(&self, meant: &MeantEngines) -> RemovedEngines {
         let mut state = self.inner.state.lock();
         let before: Vec<GivenEngine> = state.registered().collect();
-        let mut removed = self.remove_servers(&mut state, &*is_meant);
-        let meant = state.engines.keys().filter(|key| is_meant(key));
-        let meant: RemovedEngines = meant.cloned().collect();
-        for key in &meant {
+        let mut removed = self.remove_servers(&mut state, meant);
+        let followed = state.engines.keys().filter(|key| meant.has(key));
+        let followed: RemovedEngines = followed.cloned().collect();
+        for key in &followed {
             state.remove(key);
         }
-        removed.extend(meant);
-        let kept = state.kept.unregister(&is_meant).into_iter();
+        removed.extend(followed);
+        let kept = state.kept.unregister(meant, &self.inner.metrics).into_iter();
         let kept: RemovedEngines = kept.filter(|key| !removed.contains(key)).collect();
         removed.extend(kept);
         let after: Vec<GivenEngine> = state.registered().collect();

@@ -4,7 +4,8 @@ use kvatlas_core::wire::ModelKey;
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_process::registry::{
-    EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, RemovedEngines, ServerKey, ServerState,
+    EngineKey, GivenEngine, MeantEngines, NewEngine, NewServer, RegisterRefusal, RemovedEngines, ServerKey,
+    ServerState,
 };
 
 use super::super::check::check_server;
@@ -133,19 +134,18 @@ impl Bridge {
         Ok(())
     }
 
-    /// Ends each server that has an engine for which `is_meant` holds, and stops following all engines of that server.
-    /// Returns the keys of these engines.
-    pub(super) fn remove_servers(
-        &self,
-        state: &mut BridgeState,
-        is_meant: &dyn Fn(&EngineKey) -> bool,
-    ) -> RemovedEngines {
-        let meant = state.servers.iter().filter(|(_, asked)| {
-            let engines = asked.handle.progress().engines;
-            is_meant(&asked.presumed_key()) || engines.iter().any(is_meant)
+    /// Ends each server that has an engine that is `meant`, and stops following all engines of that server. Returns the
+    /// keys of these engines. A server that has not reported its engines may have any rank.
+    pub(super) fn remove_servers(&self, state: &mut BridgeState, meant: &MeantEngines) -> RemovedEngines {
+        let ended = state.servers.iter().filter(|(_, asked)| {
+            let (presumed, engines) = (asked.presumed_key(), asked.handle.progress().engines);
+            match engines.is_empty() {
+                true => meant.has_any_rank(&presumed),
+                false => meant.has(&presumed) || engines.iter().any(|key| meant.has(key)),
+            }
         });
-        let meant: Vec<ServerKey> = meant.map(|(key, _)| key.clone()).collect();
-        let removed = meant.iter().flat_map(|key| state.end_server(key)).collect();
+        let ended: Vec<ServerKey> = ended.map(|(key, _)| key.clone()).collect();
+        let removed = ended.iter().flat_map(|key| state.end_server(key)).collect();
         self.count(state);
         removed
     }

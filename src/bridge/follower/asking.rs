@@ -191,48 +191,51 @@ impl Follower {
 
     /// Asks the replay socket whether it has all batches, from the first one on.
     pub(super) async fn reaches_back(&mut self) -> Result<bool, FollowError> {
-        let first = self.first_from(0).await?;
-        Ok(first.is_some_and(|first| self.continuity.is_first(first)))
-    }
-
-    /// Asks for all batches from the number `from` on, and returns the number of the first one; `None` if the replay
-    /// socket has none of them.
-    async fn first_from(&mut self, from: u64) -> Result<Option<u64>, FollowError> {
         let mut first = None;
-        self.read_answer(from, |numbered| {
+        self.read_answer(0, |numbered| {
             first.get_or_insert(numbered.seq);
         })
         .await?;
-        Ok(first)
+        Ok(first.is_some_and(|first| self.continuity.is_first(first)))
+    }
+
+    /// Asks the replay socket whether it has `batch`, with the same bytes.
+    async fn has(&mut self, batch: HeardBatch) -> Result<bool, FollowError> {
+        let mut has_it = false;
+        self.read_answer(batch.seq, |numbered| {
+            has_it |= numbered.seq == batch.seq && HeardBatch::new(numbered.seq, &numbered.payload) == batch;
+        })
+        .await?;
+        Ok(has_it)
     }
 
     /// Whether an engine that is begun again with the state after the batch `last` can go on from there without a loss:
-    /// the replay socket still has that batch, and so all that came after it. Also true if no batch was heard since.
-    /// Returns `None` if the socket does not answer now.
-    pub(in super::super) async fn can_go_on_after(&mut self, last: u64) -> Result<Option<bool>, FollowError> {
+    /// the replay socket still has that batch, and so all that came after it. If the batch has other bytes now, it is of
+    /// another process, and the state is of no use. Also true if no batch was heard since. Returns `None` if the socket does
+    /// not answer now.
+    pub(in super::super) async fn can_go_on_after(
+        &mut self,
+        last: HeardBatch,
+    ) -> Result<Option<bool>, FollowError> {
         if self.continuity.last().is_none() {
             return Ok(Some(true));
         }
         if !self.can_ask() {
             return Ok((!self.replay_state.is_silent()).then_some(false));
         }
-        match self.first_from(last).await {
+        match self.has(last).await {
             Err(error @ FollowError::Publisher(_)) => Err(error),
             Err(error) => {
                 tracing::debug!(%error, "a replay socket does not say whether it reaches back to what was kept");
                 Ok(None)
             }
-            Ok(first) => Ok(Some(first == Some(last))),
+            Ok(has_it) => Ok(Some(has_it)),
         }
     }
 
     /// Asks the replay socket whether it has the batch `heard`, which was published, with the same bytes.
     pub(super) async fn agrees(&mut self, heard: HeardBatch) -> Result<bool, FollowError> {
-        let mut agrees = false;
-        self.read_answer(heard.seq, |numbered| {
-            agrees |= numbered.seq == heard.seq && HeardBatch::new(numbered.seq, &numbered.payload) == heard;
-        })
-        .await?;
+        let agrees = self.has(heard).await?;
         if agrees {
             self.note_connection(ConnectionChange::Agreed);
         }

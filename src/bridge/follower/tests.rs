@@ -169,22 +169,33 @@ async fn what_was_lost_is_made_up_for_after_an_answer_that_breaks() {
 #[tokio::test]
 async fn only_an_answer_shows_that_the_replay_does_not_reach_back() {
     let (_broker, mut follower) = follower().await;
+    let last = |seq| HeardBatch::new(seq, &batch_of(seq, &[stored(seq)]).payload);
     assert_eq!(
-        follower.can_go_on_after(0).await.unwrap(),
+        follower.can_go_on_after(last(0)).await.unwrap(),
         Some(false),
         "no socket"
     );
     follower.replay_endpoint = Some("tcp://127.0.0.1:1".to_owned());
-    assert_eq!(follower.can_go_on_after(0).await.unwrap(), None, "no connection");
+    assert_eq!(
+        follower.can_go_on_after(last(0)).await.unwrap(),
+        None,
+        "no connection"
+    );
     let batches = [0, 1].map(|seq| batch_of(seq, &[stored(seq)])).to_vec();
     follower.replay_endpoint = Some(replay_socket(batches, &[1]).await);
     assert_eq!(
-        follower.can_go_on_after(1).await.unwrap(),
+        follower.can_go_on_after(last(1)).await.unwrap(),
         None,
         "a broken answer"
     );
-    assert_eq!(follower.can_go_on_after(1).await.unwrap(), Some(true));
-    assert_eq!(follower.can_go_on_after(2).await.unwrap(), Some(false));
+    assert_eq!(follower.can_go_on_after(last(1)).await.unwrap(), Some(true));
+    assert_eq!(follower.can_go_on_after(last(2)).await.unwrap(), Some(false));
+    let of_another = HeardBatch::new(1, b"of another process");
+    assert_eq!(follower.can_go_on_after(of_another).await.unwrap(), Some(false));
     follower.follow_without_replay(&SocketError::Closed, Duration::from_secs(3600));
-    assert_eq!(follower.can_go_on_after(1).await.unwrap(), None, "it is silent");
+    assert_eq!(
+        follower.can_go_on_after(last(1)).await.unwrap(),
+        None,
+        "it is silent"
+    );
 }

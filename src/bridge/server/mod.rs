@@ -120,7 +120,11 @@ impl ServerTask {
                         self.bridge.announce(&self.handle);
                     }
                     self.note(Some(&error));
-                    tokio::time::sleep(self.backoff.pause(failures)).await;
+                    let pause = self.backoff.pause(failures);
+                    match &mut search {
+                        Some(search) => search.read_on(pause).await,
+                        None => tokio::time::sleep(pause).await,
+                    }
                 }
             }
         }
@@ -205,7 +209,6 @@ impl ServerTask {
         if let Some(size) = told.or_else(|| self.bridge.size_of(model)) {
             return Ok(size);
         }
-        self.note_waiting();
         let search = search.get_or_insert_with(|| SizeSearch::new(described.publishers.clone()));
         self.found_size(search, described, model).await
     }
@@ -217,7 +220,22 @@ impl ServerTask {
         described: &Described,
         model: &ModelKey,
     ) -> Result<u32, ServerError> {
-        let first = search.first_size(self.patience, &self.metrics);
+        let in_words = |error: &SizeError| {
+            let mut hints = described
+                .publishers
+                .sockets
+                .iter()
+                .map(|sockets| sockets.refused_hint);
+            let hint = hints.find_map(|hint| hint);
+            ServerError::Size(match error {
+                SizeError::Socket(error) => explain(error, hint),
+                error => error.to_string(),
+            })
+        };
+        let first = search.first_size(self.patience, &self.metrics, |absent| match absent {
+            Some(error) => self.set_trouble(Some(in_words(error).to_string())),
+            None => self.note_waiting(),
+        });
         let of_others = async {
             loop {
                 tokio::time::sleep(SIZE_INTERVAL).await;
@@ -227,14 +245,7 @@ impl ServerTask {
             }
         };
         tokio::select! {
-            size = first => size.map_err(|error| {
-                let mut hints = described.publishers.sockets.iter().map(|sockets| sockets.refused_hint);
-                let hint = hints.find_map(|hint| hint);
-                ServerError::Size(match &error {
-                    SizeError::Socket(error) => explain(error, hint),
-                    error => error.to_string(),
-                })
-            }),
+            size = first => size.map_err(|error| in_words(&error)),
             size = of_others => Ok(size),
         }
     }

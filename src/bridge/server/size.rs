@@ -6,19 +6,22 @@
 //!
 //! The events that were read for that are not lost: the task that follows the publisher takes over the connection, and
 //! reads them again. So an engine that does not give them again is known from its first event on. An attempt that fails
-//! elsewhere leaves the connections to the next attempt.
+//! elsewhere leaves the connections to the next attempt. They are read on meanwhile, so that the engine does not have to
+//! keep its events for a connection that nobody reads.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{join_all, select_all};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use kvatlas_engines::subscribe::KvEventFrame;
 use kvatlas_engines::{
     Content, DecodeLimits, Decoder, EngineBatch, EngineChange, EngineStored, Format, GroupKind,
 };
 use prost::Message;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::BridgeMetrics;
@@ -45,8 +48,6 @@ const HEARD_BYTES_MAX: usize = 16 << 20;
 pub(super) struct SizeSearch {
     publishers: Publishers,
     listening: Vec<Listening>,
-    /// The size that was found; `None` until then.
-    found: Option<u32>,
 }
 
 /// Connection to one publisher, and what has come over it.
@@ -54,6 +55,10 @@ struct Listening {
     sockets: Sockets,
     listener: BlockSizeListener,
     channel: Option<OpenChannel>,
+    /// Whether the replay socket was read to its end, or failed, since the connection was made; true if there is none.
+    is_replayed: bool,
+    /// Block size that the replay or the connection has shown; `None` until then.
+    size: Option<u32>,
 }
 
 /// Connection to a publisher, with the events that were read from it.
@@ -99,11 +104,12 @@ impl SizeSearch {
             sockets: sockets.clone(),
             listener: BlockSizeListener::new(publishers.format),
             channel: None,
+            is_replayed: sockets.replay.is_none(),
+            size: None,
         });
         Self {
             listening: listening.collect(),
             publishers,
-            found: None,
         }
     }
 
@@ -112,15 +118,17 @@ impl SizeSearch {
         self.publishers == *publishers
     }
 
-    /// Waits for the first block that one of the publishers reports, and returns its number of tokens. If some publishers
-    /// cannot be reached, waits for `patience` at most. The connections stay after an error, for the next call, unless one
-    /// of them has broken: then another process may be there.
+    /// Waits for the first block that one of the publishers reports, and returns its number of tokens. Once the publishers
+    /// are connected, calls `note` with the error of one that cannot be reached; `None` if all can be reached. With an error,
+    /// waits for `patience` at most after the replays. The connections stay after an error, for the next call, unless one of
+    /// them has broken: then another process may be there.
     pub(super) async fn first_size(
         &mut self,
         patience: Duration,
         metrics: &Arc<BridgeMetrics>,
+        note: impl Fn(Option<&SizeError>),
     ) -> Result<u32, SizeError> {
-        if let Some(size) = self.found {
+        if let Some(size) = self.listening.iter().find_map(Listening::known_size) {
             return Ok(size);
         }
         let format = self.publishers.format;
@@ -128,26 +136,47 @@ impl SizeSearch {
             .listening
             .iter_mut()
             .map(|listening| listening.connect(format, patience, metrics));
-        let failed = join_all(connecting).await.into_iter().find_map(Result::err);
-        let waiting: Vec<_> = self
+        let absent = join_all(connecting).await.into_iter().find_map(Result::err);
+        note(absent.as_ref());
+        let limit = absent.is_some().then_some(patience);
+        let connected = self
             .listening
             .iter_mut()
-            .filter_map(|listening| Some(Box::pin(listening.size(patience, metrics)?)))
+            .filter(|listening| listening.channel.is_some());
+        let mut waiting: FuturesUnordered<_> = connected
+            .map(|listening| listening.first_size(limit, patience, metrics))
             .collect();
-        let size = match failed {
-            Some(error) if waiting.is_empty() => return Err(error),
-            Some(error) => match timeout(patience, select_all(waiting)).await {
-                Ok((size, ..)) => size,
-                Err(_) => return Err(error),
-            },
-            // There is one rank at least.
-            None => select_all(waiting).await.0,
+        let told = loop {
+            match waiting.next().await.map(Result::transpose) {
+                // This publisher has shown no block in time.
+                Some(None) => {}
+                told => break told.flatten(),
+            }
         };
-        match &size {
-            Ok(size) => self.found = Some(*size),
-            Err(_) => *self = Self::new(self.publishers.clone()),
+        drop(waiting);
+        match (told, absent) {
+            (Some(Ok(size)), _) => Ok(size),
+            (Some(Err(error)), _) => {
+                *self = Self::new(self.publishers.clone());
+                Err(error)
+            }
+            (None, Some(error)) => Err(error),
+            // A server without publishers shows no block.
+            (None, None) => std::future::pending().await,
         }
-        size
+    }
+
+    /// Reads what the publishers report during `pause`, and notes it. If a connection breaks, begins anew: then another
+    /// process may be there.
+    pub(super) async fn read_on(&mut self, pause: Duration) {
+        let ends_at = Instant::now() + pause;
+        let mut reading: FuturesUnordered<_> = self.listening.iter_mut().map(Listening::read_on).collect();
+        let has_broken = timeout_at(ends_at, reading.next()).await.is_ok();
+        drop(reading);
+        if has_broken {
+            *self = Self::new(self.publishers.clone());
+            sleep_until(ends_at).await;
+        }
     }
 
     /// Returns the connections to publishers. They return all events again that have come over them.
@@ -207,37 +236,60 @@ impl Listening {
         Ok(())
     }
 
-    /// Waits for the first block of the publisher, and returns its number of tokens. Nothing is lost if the future is
-    /// dropped. Returns `None` if there is no connection.
-    fn size<'a>(
-        &'a mut self,
+    /// Returns the block size that was shown; `None` until then, and until the replay has been read.
+    fn known_size(&self) -> Option<u32> {
+        self.size.filter(|_| self.is_replayed)
+    }
+
+    /// Waits for the first block of the publisher, and returns its number of tokens. Reads the replay first. Returns `None`
+    /// if no block comes for `limit` after that. Nothing is lost if the future is dropped.
+    async fn first_size(
+        &mut self,
+        limit: Option<Duration>,
         patience: Duration,
-        metrics: &'a Arc<BridgeMetrics>,
-    ) -> Option<impl Future<Output = Result<u32, SizeError>> + 'a> {
-        let Self {
-            sockets,
-            listener,
-            channel,
-        } = self;
-        let channel = channel.as_mut()?;
-        Some(async move {
-            // The connection was made before, so it gets the batches that are published while the replay is read.
-            if let Some(endpoint) = &sockets.replay {
-                match listener.replayed(endpoint, patience, metrics).await {
-                    Ok(Some(size)) => return Ok(size),
-                    Ok(None) => {}
-                    // The engine is then treated like one without a replay socket: its next batch shows the size as well.
-                    Err(error) => {
-                        tracing::debug!(endpoint, %error, "a replay socket does not tell the block size")
-                    }
-                }
+        metrics: &Arc<BridgeMetrics>,
+    ) -> Result<Option<u32>, SizeError> {
+        // The connection was made before, so it gets the batches that are published while the replay is read.
+        self.read_replay(patience, metrics).await;
+        let waiting = async {
+            while self.size.is_none() {
+                self.read().await?;
             }
-            loop {
-                if let Some(size) = channel.next(listener).await? {
-                    return Ok(size);
-                }
-            }
-        })
+            Ok::<_, SizeError>(())
+        };
+        match limit {
+            Some(limit) => timeout(limit, waiting).await.unwrap_or(Ok(()))?,
+            None => waiting.await?,
+        }
+        Ok(self.size)
+    }
+
+    /// Reads the replay socket to its end, unless that was done for this connection.
+    async fn read_replay(&mut self, patience: Duration, metrics: &Arc<BridgeMetrics>) {
+        let Some(endpoint) = self.sockets.replay.as_ref().filter(|_| !self.is_replayed) else {
+            return;
+        };
+        match self.listener.replayed(endpoint, patience, metrics).await {
+            Ok(size) => self.size = size.or(self.size),
+            // The engine is then treated like one without a replay socket: its next batch shows the size as well.
+            Err(error) => tracing::debug!(endpoint, %error, "a replay socket does not tell the block size"),
+        }
+        self.is_replayed = true;
+    }
+
+    /// Waits for the next events of the publisher, and notes them. Waits for ever if there is no connection.
+    async fn read(&mut self) -> Result<(), SizeError> {
+        let Some(channel) = &mut self.channel else {
+            return std::future::pending().await;
+        };
+        let told = channel.next(&mut self.listener).await?;
+        self.size = self.size.or(told);
+        Ok(())
+    }
+
+    /// Notes the events of the publisher until the connection breaks.
+    async fn read_on(&mut self) {
+        while self.read().await.is_ok() {}
     }
 }
 
@@ -339,9 +391,126 @@ fn size_of_blocks(stored: &EngineStored) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use serde_json::json;
+    use tokio::net::TcpListener;
 
+    use super::super::super::zmtp::{PeerConnection, Role, push_message};
     use super::*;
+
+    /// Maximum time for a step.
+    const PATIENCE: Duration = Duration::from_millis(200);
+
+    async fn listener() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
+        (listener, endpoint)
+    }
+
+    /// Returns an endpoint at which nobody listens.
+    async fn absent() -> String {
+        listener().await.1
+    }
+
+    /// Makes a search among ranks at these endpoints, with these replay sockets.
+    fn search(ranks: Vec<(String, Option<String>)>) -> SizeSearch {
+        let sockets = ranks.into_iter().zip(0..);
+        let sockets = sockets.map(|((endpoint, replay), rank)| Sockets {
+            rank,
+            endpoint,
+            replay,
+            topic: String::new(),
+            refused_hint: None,
+        });
+        SizeSearch::new(Publishers {
+            format: Format::Vllm,
+            block_size: None,
+            sockets: sockets.collect(),
+        })
+    }
+
+    /// Takes a subscription, and publishes a batch with blocks of `size` tokens.
+    async fn publish_to_next(listener: &TcpListener, size: u32) -> PeerConnection {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            // On a busy machine, a connection may not be made in time.
+            let Ok(mut peer) = PeerConnection::open(stream, Role::Publisher).await else {
+                continue;
+            };
+            if peer.next().await.is_ok() {
+                publish(&mut peer, size).await;
+                return peer;
+            }
+        }
+    }
+
+    async fn publish(peer: &mut PeerConnection, size: u32) {
+        let payload = rmp_serde::to_vec_named(&json!([1.5, [stored(size, 2, "full_attention")], 0]));
+        let mut message = Vec::new();
+        push_message(&mut message, &[b"", &0_u64.to_be_bytes(), &payload.unwrap()]);
+        peer.send(&message).await.unwrap();
+    }
+
+    /// Number of batches that the first rank's connection has brought; `None` if there is no connection.
+    fn heard(search: &SizeSearch) -> Option<usize> {
+        match search.listening[0].channel.as_ref()? {
+            OpenChannel::Sockets(_, heard) => Some(heard.events.len()),
+            OpenChannel::Stream(..) => None,
+        }
+    }
+
+    /// Reads on until `is_done`.
+    async fn read_on_until(search: &mut SizeSearch, is_done: impl Fn(&SizeSearch) -> bool) {
+        let reading = async {
+            while !is_done(search) {
+                search.read_on(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), reading).await.unwrap();
+    }
+
+    /// An engine must not have to keep its events for a bridge that waits for something else. Its next process may have
+    /// another block size.
+    #[tokio::test]
+    async fn a_connection_is_read_after_it_has_told_the_size() {
+        let metrics = Arc::new(BridgeMetrics::new());
+        let (listener, endpoint) = listener().await;
+        let mut search = search(vec![(endpoint, None)]);
+        let searching = search.first_size(Duration::from_secs(60), &metrics, |absent| {
+            assert!(absent.is_none())
+        });
+        let (size, mut peer) = tokio::join!(searching, publish_to_next(&listener, 16));
+        assert_eq!((size.unwrap(), heard(&search)), (16, Some(1)));
+        publish(&mut peer, 16).await;
+        read_on_until(&mut search, |search| heard(search) == Some(2)).await;
+        drop(peer);
+        read_on_until(&mut search, |search| heard(search).is_none()).await;
+        let searching = search.first_size(Duration::from_secs(60), &metrics, |_| {});
+        let (size, _peer) = tokio::join!(searching, publish_to_next(&listener, 64));
+        assert_eq!(size.unwrap(), 64);
+    }
+
+    /// A replay socket that does not answer takes all of the time that is set for an attempt with an absent rank.
+    #[tokio::test]
+    async fn a_batch_tells_the_size_where_a_rank_is_absent_and_a_replay_silent() {
+        let metrics = Arc::new(BridgeMetrics::new());
+        let ((listener, endpoint), (_silent, replay)) = (listener().await, self::listener().await);
+        let mut search = search(vec![(endpoint, Some(replay)), (absent().await, None)]);
+        let noted = Mutex::new(Vec::new());
+        let searching = async {
+            let note = |absent: Option<&SizeError>| noted.lock().push(absent.is_some());
+            loop {
+                match search.first_size(PATIENCE, &metrics, note).await {
+                    Ok(size) => break size,
+                    Err(error) => assert!(matches!(error, SizeError::Socket(_)), "{error}"),
+                }
+            }
+        };
+        let found = async { tokio::join!(searching, publish_to_next(&listener, 16)) };
+        let (size, _peer) = timeout(Duration::from_secs(60), found).await.unwrap();
+        assert_eq!(size, 16);
+        assert!(noted.into_inner().iter().all(|is_absent| *is_absent));
+    }
 
     /// Stored blocks of `size` tokens, as vLLM tells them.
     fn stored(size: u32, blocks: u32, kind: &str) -> serde_json::Value {

@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use kvatlas_client::publish::PublishedHolder;
 use kvatlas_telemetry::BridgeMetrics;
 
+use super::super::continuity::HeardBatch;
 use super::{KeptEngine, REFRESHED_AFTER, StateDirectory, engine_file};
 
 /// Minimum ratio of the whole time to the time spent on writing. A value of 20 means that writing takes at most a
@@ -38,10 +39,10 @@ pub(in super::super) struct Keeper {
     /// Whether an earlier bridge's file may be there, but could not be read.
     is_unread: bool,
     /// Attempt to read an earlier bridge's file that could not be read. It returns what [`Self::read_late`] returns.
-    reading: Option<JoinHandle<Option<u64>>>,
-    /// Number of the last batch in a file that could not be read before, and has been read since; `None` if there is no
+    reading: Option<JoinHandle<Option<HeardBatch>>>,
+    /// The last batch in a file that could not be read before, and has been read since; `None` if there is no
     /// such file.
-    late: Option<u64>,
+    late: Option<HeardBatch>,
     /// Time that the last writing took, in microseconds.
     took_us: Arc<AtomicU64>,
 }
@@ -92,11 +93,11 @@ impl Keeper {
         self.directory.write_over(&self.holder);
     }
 
-    /// Returns the number of the last batch in a file that could not be read, and can be read by now. `None` if it still
+    /// Returns the last batch in a file that could not be read, and can be read by now. `None` if it still
     /// cannot be read, or has no batch. Reads it on a thread that may block, and tries again after a pause. Returns the
-    /// number again after each pause, until the file may be [written over](Self::write_over). `cache` is the text of the
+    /// batch again after each pause, until the file may be [written over](Self::write_over). `cache` is the text of the
     /// engine's settings.
-    pub(in super::super) fn read_late(&mut self, cache: &str) -> Option<u64> {
+    pub(in super::super) fn read_late(&mut self, cache: &str) -> Option<HeardBatch> {
         if let Some(reading) = &mut self.reading {
             let read = reading.now_or_never()?;
             self.reading = None;
@@ -117,7 +118,7 @@ impl Keeper {
                 directory
                     .late_engine(&holder, &cache, bytes_max, &metrics)?
                     .continuity
-                    .last()
+                    .last_batch()
             };
             self.reading = Some(tokio::task::spawn_blocking(read));
         }

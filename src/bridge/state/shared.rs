@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_nats::Client;
 use async_nats::jetstream::kv::{CreateErrorKind, Entry, Operation, Store};
+use async_nats::jetstream::stream::Info;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
@@ -52,8 +53,29 @@ pub(in super::super) struct SharedRegistrations {
     /// Registrations that are not written yet, by their keys.
     noted: Arc<Mutex<BTreeMap<String, Registration>>>,
     news: Arc<Notify>,
-    /// Revision of the last entry from before this bridge was first connected to JetStream; unset until then.
-    kept_until: Arc<OnceLock<u64>>,
+}
+
+/// Entries of JetStream that are not news to this bridge: those from before its first connection, and those that it has
+/// heard since.
+struct KnownEntries {
+    /// Time at which the stream was made. Another stream has numbers of its own.
+    stream: SystemTime,
+    /// Revision of the last known entry.
+    until: u64,
+}
+
+impl KnownEntries {
+    /// Returns the known entries at a new connection; `before` are those at the last one.
+    fn at(before: Option<Self>, info: &Info) -> Self {
+        let (stream, last) = (SystemTime::from(info.created), info.state.last_sequence);
+        let until = match before {
+            None => last,
+            // The server may have lost its last entries. Others get their numbers.
+            Some(before) if before.stream == stream => before.until.min(last),
+            Some(_) => 0,
+        };
+        Self { stream, until }
+    }
 }
 
 impl SharedRegistrations {
@@ -62,7 +84,6 @@ impl SharedRegistrations {
             bucket,
             noted: Arc::default(),
             news: Arc::default(),
-            kept_until: Arc::default(),
         }
     }
 
@@ -85,8 +106,8 @@ impl SharedRegistrations {
 
     /// Opens the set of files in JetStream, and exchanges registrations with the other bridges. Writes the noted
     /// registrations, and those of the `registered` engines that are missing in JetStream. Calls `apply` with the
-    /// registrations of all bridges, and with whether each is from before this bridge. Calls `ports` with each revision of
-    /// the table of ports. Returns when another owner takes the set of files.
+    /// registrations of all bridges, and with whether each is known: from before this bridge, or heard before. Calls `ports`
+    /// with each revision of the table of ports. Returns when another owner takes the set of files.
     pub(in super::super) async fn run(
         self,
         nats: Client,
@@ -97,12 +118,13 @@ impl SharedRegistrations {
     ) {
         let mut jetstream = async_nats::jetstream::new(nats.clone());
         jetstream.set_timeout(ANSWER_PATIENCE);
+        let mut known = None;
         loop {
             let exchanged = match self.bucket.open(&jetstream).await {
                 Ok(stores) => {
                     tracing::info!(state = ?self.bucket, "the bridge's state is kept in JetStream");
                     let engines = registered();
-                    Box::pin(self.exchange(&stores.keys, engines, &metrics, &apply, &ports)).await
+                    Box::pin(self.exchange(&stores.keys, &mut known, engines, &metrics, &apply, &ports)).await
                 }
                 Err(error) => Err(error),
             };
@@ -128,6 +150,7 @@ impl SharedRegistrations {
     async fn exchange(
         &self,
         keys: &Store,
+        known: &mut Option<KnownEntries>,
         engines: Vec<GivenEngine>,
         metrics: &BridgeMetrics,
         apply: &impl Fn(Registration, bool),
@@ -136,11 +159,9 @@ impl SharedRegistrations {
         if let Some(owner) = self.bucket.other_owner(keys).await? {
             return Ok(owner);
         }
-        if self.kept_until.get().is_none() {
-            let info = keys.stream.get_info().await.map_err(io::Error::other)?;
-            // Nobody else sets it.
-            let _ = self.kept_until.set(info.state.last_sequence);
-        }
+        let info = keys.stream.get_info().await.map_err(io::Error::other)?;
+        let before = known.take();
+        let known = known.insert(KnownEntries::at(before, &info));
         self.restore(keys, engines).await?;
         let all = format!("{}>", self.bucket.prefix());
         let mut watch = keys.watch_with_history(all).await.map_err(io::Error::other)?;
@@ -165,7 +186,8 @@ impl SharedRegistrations {
                             ports(entry.revision, places);
                         }
                     } else if !self.is_outdated(&entry, &mut written) {
-                        self.heard(keys, &entry, apply).await?;
+                        self.heard(keys, &entry, known.until, apply).await?;
+                        known.until = known.until.max(entry.revision);
                     }
                 }
                 () = self.news.notified() => {}
@@ -204,12 +226,13 @@ impl SharedRegistrations {
         is_outdated
     }
 
-    /// Applies an entry (a registration or its removal) that a bridge has written. Purges the entry of an engine that was
-    /// unregistered longer than [`FORGOTTEN_AFTER`] ago.
+    /// Applies an entry (a registration or its removal) that a bridge has written. Entries up to the revision `known` are
+    /// not news. Purges the entry of an engine that was unregistered longer than [`FORGOTTEN_AFTER`] ago.
     async fn heard(
         &self,
         keys: &Store,
         entry: &Entry,
+        known: u64,
         apply: &impl Fn(Registration, bool),
     ) -> io::Result<()> {
         if entry.operation != Operation::Put {
@@ -233,8 +256,7 @@ impl SharedRegistrations {
             let purged = purge.sequence(entry.revision.saturating_add(1)).await;
             purged.map_err(io::Error::other)?;
         }
-        let is_kept = self.kept_until.get().is_some_and(|last| entry.revision <= *last);
-        apply(registration, is_kept);
+        apply(registration, entry.revision <= known);
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use super::scores::ScoreDialect;
 use super::shared::{HttpShared, Payload, json_response};
 use kvatlas_process::registry::{BesideEvents, read_scheme};
 use kvatlas_process::registry::{
-    Discovered, EngineKey, GivenEngine, NewEngine, NewServer, RemovedEngines, follow_patiently,
+    Discovered, EngineKey, GivenEngine, MeantEngines, NewEngine, NewServer, RemovedEngines, follow_patiently,
 };
 
 /// Fields of a request that tells the bridge to follow an engine, that is, to receive its events. The struct has the
@@ -212,20 +212,17 @@ pub(super) async fn unregister(
         request.tenant_id,
         request.routing_group,
     )?;
-    let (instance, rank) = (request.instance_id.into_text(), request.dp_rank);
-    let is_meant = {
-        let (instance, model) = (instance.clone(), model.clone());
-        move |key: &EngineKey| {
-            let is_model = match (words, names_group) {
-                (ScoreDialect::Dynamo, false) => key.model.model == model.model,
-                _ => key.model.is_same_cache(&model),
-            };
-            key.instance == instance && is_model && rank.is_none_or(|rank| rank == key.rank)
-        }
+    let instance = request.instance_id.into_text();
+    let means_all_tenants = words == ScoreDialect::Dynamo && !names_group;
+    let meant = MeantEngines::Named {
+        instance: instance.clone(),
+        model: model.model.clone(),
+        tenant: (!means_all_tenants).then(|| model.tenant.clone()),
+        rank: request.dp_rank,
     };
     // No engine has a name that is too long, and the bridge may keep the names.
     let removed = match worker_of_instance(&instance).is_ok() && model.namespace().is_ok() {
-        true => engines.unregister(Arc::new(is_meant)),
+        true => engines.unregister(&meant),
         false => RemovedEngines::new(),
     };
     if removed.is_empty() && words == ScoreDialect::Dynamo {

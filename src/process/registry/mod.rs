@@ -7,7 +7,6 @@ mod report;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -438,8 +437,50 @@ pub async fn follow_patiently(
 /// Keys of the publishers of engines that are no longer followed.
 pub type RemovedEngines = Vec<EngineKey>;
 
-/// Selection of engines by their keys. A bridge may keep it.
-pub type IsMeant = Arc<dyn Fn(&EngineKey) -> bool + Send + Sync>;
+/// Engines that a request to unregister means.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MeantEngines {
+    /// The engine with this key.
+    One(EngineKey),
+    /// The engines of an instance that serve a model, in any scheme.
+    Named {
+        /// Name of the instance.
+        instance: String,
+        /// Name of the model.
+        model: String,
+        /// Tenant or routing group; `None` means all.
+        tenant: Option<String>,
+        /// Data-parallel rank; `None` means all.
+        rank: Option<Rank>,
+    },
+}
+
+impl MeantEngines {
+    /// Whether the engine with this key is meant.
+    pub fn has(&self, key: &EngineKey) -> bool {
+        let rank = match self {
+            Self::One(one) => Some(one.rank),
+            Self::Named { rank, .. } => *rank,
+        };
+        self.has_any_rank(key) && rank.is_none_or(|rank| rank == key.rank)
+    }
+
+    /// Whether an engine is meant that has this key, apart from its rank.
+    pub fn has_any_rank(&self, key: &EngineKey) -> bool {
+        match self {
+            Self::One(one) => (&one.instance, &one.model) == (&key.instance, &key.model),
+            Self::Named {
+                instance,
+                model,
+                tenant,
+                ..
+            } => {
+                let is_tenant = tenant.as_ref().is_none_or(|tenant| *tenant == key.model.tenant);
+                (instance, model) == (&key.instance, &key.model.model) && is_tenant
+            }
+        }
+    }
+}
 
 /// The engines that a bridge follows. No method blocks.
 pub trait EngineRegistry: Send + Sync {
@@ -484,11 +525,10 @@ pub trait EngineRegistry: Send + Sync {
     /// registration token.
     fn register_token(&self) -> Option<&Secret>;
 
-    /// Stops following the engines for which `is_meant` returns true, now and in a list of registered engines that can only
-    /// be read later. Returns the keys of all engines that are no
-    /// longer followed. If `is_meant` selects one rank of a server, the bridge stops following all ranks of that
-    /// server.
-    fn unregister(&self, is_meant: IsMeant) -> RemovedEngines;
+    /// Stops following the engines that are `meant`, now and in a list of registered engines that can only be read later.
+    /// Returns the keys of all engines that are no longer followed. If one rank of a server is meant, the bridge stops
+    /// following all ranks of that server.
+    fn unregister(&self, meant: &MeantEngines) -> RemovedEngines;
 
     /// Returns the followed engines and their states, in the order of their keys.
     fn engines(&self) -> Vec<EngineState>;

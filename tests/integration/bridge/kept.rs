@@ -2,20 +2,24 @@
 //! Bridges with the same state know each other's registered engines.
 
 use std::path::Path;
+use std::time::Duration;
 
 use async_nats::jetstream;
 use futures_util::TryStreamExt;
+use kvatlas_bridge::{Bridge, BridgeOptions, StateDirectory, StatePlace};
+use kvatlas_core::wire::Profile;
+use kvatlas_process::registry::{EngineRegistry, GivenEngine, NewEngine};
 use rustix::process::Signal;
 use serde_json::json;
 
 use super::lasting::{bridge, ends_and_goes_on};
 use super::python::{Publishers, Spec, python};
-use super::{Site, stored};
+use super::{Site, follow_text, stored};
 use crate::support::http::HttpClient;
 use crate::support::jetstream::{broker_on_port, broker_on_store, servers};
 use crate::support::metrics::metric;
 use crate::support::process::{Process, message};
-use crate::support::{broker_on, eventually, http_get, lasting_port, reasons, server};
+use crate::support::{broker_on, eventually, http_get, lasting_port, reasons, server, subjects};
 
 const STATE: &str = "--state=nats:kept/a";
 
@@ -162,14 +166,14 @@ async fn a_bridge_ends_in_time_while_jetstream_does_not_answer() {
     assert_eq!(code, Some(0), "{log}");
 }
 
-/// Waits until an engine of the set `a` is registered in JetStream.
-async fn is_written(site: &Site) {
+/// Waits until an engine of the set `set` is registered in JetStream.
+async fn is_written(site: &Site, set: &str) {
     eventually("the registration is written", async || {
         let jetstream = jetstream::new(site.client.nats.clone());
         let keys = jetstream.get_key_value("kept").await.ok()?.keys().await.ok()?;
         let keys: Vec<String> = keys.try_collect().await.ok()?;
         keys.iter()
-            .any(|key| key.starts_with("a.registered."))
+            .any(|key| key.starts_with(&format!("{set}.registered.")))
             .then_some(())
     })
     .await;
@@ -258,6 +262,92 @@ async fn a_registration_in_jetstream_leaves_a_given_address() {
     assert_eq!(addresses, ["10.0.0.9:80", "10.0.0.1:80"], "{shown}");
 }
 
+/// Starts a bridge that shares registrations with others in JetStream.
+fn sharing(site: &Site) -> Bridge {
+    let place: StatePlace = "nats:kept".parse().unwrap();
+    let interval = Duration::from_secs(5);
+    let options = BridgeOptions {
+        state: Some(StateDirectory::open_place(&place, Some("pair"), &subjects(), interval).unwrap()),
+        ..BridgeOptions::default()
+    };
+    let bridge = Bridge::new(subjects(), options);
+    bridge.start(&site.client.nats);
+    bridge
+}
+
+fn register(bridge: &Bridge, name: &str, address: &str) {
+    follow_text(bridge, &format!("{name}=tcp://127.0.0.1:1,address={address}"));
+}
+
+fn address_of(bridge: &Bridge, name: &str) -> Option<String> {
+    let mut engines = bridge.engines().into_iter().map(|state| state.engine);
+    let engine = engines.find(|engine| engine.key.instance == name)?;
+    engine.profile.address.map(|address| address.to_string())
+}
+
+/// Waits until the bridge has this address of an engine.
+async fn has_address(bridge: &Bridge, name: &str, address: &str) {
+    eventually("the address is known", async || {
+        (address_of(bridge, name).as_deref() == Some(address)).then_some(())
+    })
+    .await;
+}
+
+/// The entries of a new bucket have smaller numbers than those that the second bridge has found at its start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_is_news_after_jetstream_has_lost_the_others() {
+    let store = tempfile::tempdir().unwrap();
+    let site = Site::at(broker_on_store(&server(), store.path()).await, &[]).await;
+    let jetstream = jetstream::new(site.client.nats.clone());
+    let first = sharing(&site);
+    for written in 1..=8 {
+        register(&first, "gpu-0", &format!("10.0.0.{written}:80"));
+        eventually("the registration is written", async || {
+            let keys = jetstream.get_key_value("kept").await.ok()?;
+            let info = keys.stream.get_info().await.ok()?;
+            (info.state.last_sequence > written).then_some(())
+        })
+        .await;
+    }
+    let second = sharing(&site);
+    has_address(&second, "gpu-0", "10.0.0.8:80").await;
+    jetstream.delete_key_value("kept").await.unwrap();
+    is_written(&site, "pair").await;
+    register(&first, "gpu-0", "10.0.0.9:80");
+    has_address(&second, "gpu-0", "10.0.0.9:80").await;
+    for bridge in [first, second] {
+        bridge.stop(false).await;
+    }
+}
+
+/// A source gives an engine another address than a registration that the bridge has heard before. Then JetStream is away,
+/// and the bridge hears all registrations again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_that_is_heard_again_leaves_a_newer_address() {
+    let (store, port) = (tempfile::tempdir().unwrap(), lasting_port());
+    let mut site = Site::at(broker_on_port(&server(), store.path(), port).await, &[]).await;
+    let (first, second) = (sharing(&site), sharing(&site));
+    register(&first, "gpu-0", "10.0.0.1:80");
+    has_address(&second, "gpu-0", "10.0.0.1:80").await;
+    let given = second.engines().remove(0).engine;
+    let profile = Profile {
+        address: "10.0.0.2:80".parse().ok(),
+        ..given.profile.clone()
+    };
+    let given = GivenEngine::Publisher(NewEngine { profile, ..given });
+    second.replace("flags", &[given]).unwrap();
+    assert_eq!(address_of(&second, "gpu-0").as_deref(), Some("10.0.0.2:80"));
+    drop(site.broker);
+    site.broker = broker_on_port(&server(), store.path(), port).await;
+    // The registrations come in the order in which they were written.
+    register(&first, "gpu-1", "10.0.0.3:80");
+    has_address(&second, "gpu-1", "10.0.0.3:80").await;
+    assert_eq!(address_of(&second, "gpu-0").as_deref(), Some("10.0.0.2:80"));
+    for bridge in [first, second] {
+        bridge.stop(false).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_whose_set_another_one_has_taken_is_told_so() {
     for server in servers() {
@@ -278,7 +368,7 @@ async fn a_bridge_whose_set_another_one_has_taken_is_told_so() {
         );
         let body = json!({"instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4});
         assert_eq!(at_second.post("/register", &body).await.status, 201);
-        is_written(&site).await;
+        is_written(&site, "a").await;
         // Only the second bridge has used this set of files, and the next bridge continues from it.
         second.kill();
         let (_third, mut at_third) = registering(&site, &[STATE]).await;
@@ -299,8 +389,8 @@ async fn registrations_that_jetstream_has_lost_are_written_anew() {
     let body =
         json!({"instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4});
     assert_eq!(http.post("/register", &body).await.status, 201);
-    is_written(&site).await;
+    is_written(&site, "a").await;
     let jetstream = jetstream::new(site.client.nats.clone());
     jetstream.delete_key_value("kept").await.unwrap();
-    is_written(&site).await;
+    is_written(&site, "a").await;
 }

@@ -432,6 +432,41 @@ async fn a_first_block_is_kept_while_the_api_is_away() {
     site.settles("vllm-0", 2, &[]).await;
 }
 
+/// An engine has told its block size while the API was away, and its container is restarted before the API is back. The
+/// new process has another block size.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_size_that_was_found_while_the_api_is_away_is_of_that_process() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    let tokens: Vec<u32> = (0..8).collect();
+    publishers.publish(
+        0,
+        &json!([["BlockStored", [1], null, tokens, 8, null, "GPU", null, null]]),
+    );
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    let mut api = Api::start().await;
+    api.put("vllm-0", "u0", &server);
+    let folder = tempfile::tempdir().unwrap();
+    let answers = std::mem::replace(&mut *server.answers.lock(), Answers::none());
+    let bridge = api.bridge_given(&site, &folder, &["--discover", "kubernetes:app=vllm"]);
+    troubled(&bridge, "the server does not tell", |error| !error.is_empty()).await;
+    api.go_away().await;
+    *server.answers.lock() = answers;
+    troubled(&bridge, "the bridge cannot ask the API", |error| {
+        error.contains("another engine may have its address")
+    })
+    .await;
+    publishers = publishers.restart(&python);
+    troubled(&bridge, "the bridge knows no size", |error| {
+        error.contains("waits for the first block")
+    })
+    .await;
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    api.come_back().await;
+    site.settles("vllm-0", 2, &[]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn rights_that_are_missing_are_named() {
     let Some(python) = python() else { return };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use kvatlas_process::registry::EngineRegistry;
+use kvatlas_process::registry::{EngineRegistry, MeantEngines};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -401,7 +401,9 @@ async fn what_is_lost_on_the_way_is_asked_for() {
 
 /// Stops following the event plane of `worker`.
 async fn unfollow(site: &Site, worker: &Worker) {
-    site.bridge.unregister(Arc::new(|_| true));
+    for state in site.bridge.engines() {
+        site.bridge.unregister(&MeantEngines::One(state.engine.key));
+    }
     eventually("the worker is forgotten", async || {
         site.holder("7").await.is_none().then_some(())
     })

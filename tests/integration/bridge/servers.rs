@@ -14,7 +14,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kvatlas_bridge::{Bridge, EngineDefaults, parse_engine};
-use kvatlas_process::registry::{EngineRegistry, EngineStatus, RegisterRefusal, ServerState};
+use kvatlas_process::registry::{EngineRegistry, EngineStatus, MeantEngines, RegisterRefusal, ServerState};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -190,9 +190,12 @@ async fn an_address_is_enough_for_an_engine_with_ranks() {
     })
     .await;
     // Removing one rank removes the whole server.
-    let removed = site
-        .bridge
-        .unregister(Arc::new(|key| key.instance == "gpu-0" && key.rank == 1));
+    let removed = site.bridge.unregister(&MeantEngines::Named {
+        instance: "gpu-0".to_owned(),
+        model: "m".to_owned(),
+        tenant: None,
+        rank: Some(1),
+    });
     assert_eq!(removed.len(), 2);
     assert!(site.bridge.servers().is_empty() && site.bridge.engines().is_empty());
     eventually("daemons forget it", async || {
@@ -259,7 +262,12 @@ async fn an_engine_whose_server_does_not_answer_is_out_of_sight() {
     site.settles("gpu-1", 0, &["unverified", "upstream_lost"]).await;
     let is_told = |state: &ServerState| state.last_error.is_some() && state.engines.is_empty();
     assert!(site.bridge.servers().iter().all(is_told));
-    site.bridge.unregister(Arc::new(|key| key.instance == "gpu-1"));
+    site.bridge.unregister(&MeantEngines::Named {
+        instance: "gpu-1".to_owned(),
+        model: "m".to_owned(),
+        tenant: None,
+        rank: None,
+    });
     eventually("daemons forget an engine that is unregistered", async || {
         site.holder("gpu-1").await.is_none().then_some(())
     })

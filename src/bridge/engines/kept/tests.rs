@@ -3,6 +3,7 @@ use std::path::Path;
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_process::registry::EngineRegistry;
+use kvatlas_telemetry::rendered;
 
 use super::super::BridgeOptions;
 use super::*;
@@ -35,8 +36,13 @@ async fn register(path: &Path, texts: &[&str]) {
     bridge.stop(false).await;
 }
 
-fn named(name: &'static str) -> IsMeant {
-    Arc::new(move |key| key.instance == name)
+fn named(name: &str, rank: Option<u32>) -> MeantEngines {
+    MeantEngines::Named {
+        instance: name.to_owned(),
+        model: "m".to_owned(),
+        tenant: None,
+        rank,
+    }
 }
 
 /// Returns the followed engines, each with its address.
@@ -130,7 +136,7 @@ async fn an_engine_that_is_refused_stays_registered_until_it_is_unregistered() {
         1,
         "a stop has not lost it"
     );
-    assert_eq!(last.unregister(named("gpu-0")).len(), 1);
+    assert_eq!(last.unregister(&named("gpu-0", None)).len(), 1);
     last.catch_up_registered();
     drop(last);
     let none = bridge(folder.path());
@@ -179,7 +185,7 @@ async fn a_list_that_is_read_late_brings_nothing_older_back() {
         .register_given(given("gpu-1=tcp://127.0.0.1:2,address=10.0.0.9:80"))
         .unwrap();
     assert!(
-        bridge.unregister(named("gpu-0")).is_empty(),
+        bridge.unregister(&named("gpu-0", Some(0))).is_empty(),
         "it is in the file only"
     );
     bridge.catch_up_registered();
@@ -189,7 +195,7 @@ async fn a_list_that_is_read_late_brings_nothing_older_back() {
     let registered = bridge.inner.registered.as_ref().unwrap();
     let listed = registered.read_late(&bridge.inner.metrics).unwrap();
     // Requests that come between the reading and what follows from it count, too.
-    bridge.unregister(named("gpu-3"));
+    bridge.unregister(&named("gpu-3", None));
     bridge.register_given(given("gpu-4=tcp://127.0.0.1:5")).unwrap();
     assert!(registered.is_behind(), "the list lacks the engines of the file");
     bridge.inner.state.lock().kept.read_late(listed);
@@ -201,4 +207,83 @@ async fn a_list_that_is_read_late_brings_nothing_older_back() {
     let next = self::bridge(folder.path());
     next.take_up_registered();
     assert_eq!(followed(&next), expected);
+}
+
+/// A client asks again and again to unregister an engine while the list cannot be read. A request of another client must
+/// count nevertheless.
+#[test]
+fn a_request_that_is_repeated_takes_no_room() {
+    let metrics = BridgeMetrics::new();
+    let mut kept = KeptRegistrations::new(None);
+    kept.unregister(&named("gpu-0", None), &metrics);
+    for _ in 0..=GONE_MAX {
+        kept.unregister(&named("gpu-1", None), &metrics);
+    }
+    kept.read_late(vec![
+        given("gpu-0=tcp://127.0.0.1:1"),
+        given("gpu-2=tcp://127.0.0.1:2"),
+    ]);
+    assert_eq!(kept.engines.len(), 1);
+    assert_eq!(kept.engines[0].engine.instance(), "gpu-2");
+}
+
+#[test]
+fn a_request_for_which_there_is_no_room_is_counted() {
+    let failures = |requests: usize| {
+        let page = rendered(|| {
+            let metrics = BridgeMetrics::new();
+            let mut kept = KeptRegistrations::new(None);
+            for request in 0..requests {
+                kept.unregister(&named(&format!("gpu-{request}"), None), &metrics);
+            }
+            kept.read_late(vec![given("gpu-0=tcp://127.0.0.1:1")]);
+            assert!(kept.engines.is_empty(), "the first request is remembered");
+        });
+        page.contains("kvatlas_bridge_state_failures_total 1")
+    };
+    assert_eq!((failures(GONE_MAX), failures(GONE_MAX + 1)), (false, true));
+}
+
+/// The bridge cannot know which ranks a server has before the server has told them.
+#[tokio::test]
+async fn one_rank_stands_for_a_server_that_has_told_none() {
+    let server = || given("gpu-0=http://127.0.0.1:1");
+    let mut kept = KeptRegistrations::new(None);
+    kept.unregister(&named("gpu-0", Some(1)), &BridgeMetrics::new());
+    kept.read_late(vec![server(), given("gpu-0=tcp://127.0.0.1:2")]);
+    let left: Vec<_> = kept.engines.into_iter().map(|kept| kept.engine).collect();
+    assert_eq!(
+        left,
+        [given("gpu-0=tcp://127.0.0.1:2")],
+        "the publisher has rank 0"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let bridge = bridge(folder.path());
+    bridge.register_given(server()).unwrap();
+    assert_eq!(bridge.unregister(&named("gpu-0", Some(1))).len(), 1);
+    assert!(bridge.servers().is_empty());
+}
+
+#[tokio::test]
+async fn each_change_of_a_refusal_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    register(folder.path(), &["gpu-0=tcp://127.0.0.1:1"]).await;
+    let bridge = bridge(folder.path());
+    let refusal = || {
+        let state = bridge.inner.state.lock();
+        let [kept] = state.kept.engines.as_slice() else {
+            panic!("it is kept");
+        };
+        kept.refusal.clone()
+    };
+    assert_eq!(refusal(), None);
+    let mut seen = Vec::new();
+    for port in [2, 2, 3] {
+        let elsewhere = given(&format!("gpu-0=tcp://127.0.0.1:{port}"));
+        bridge.replace("flags", &[elsewhere]).unwrap();
+        bridge.take_up_registered();
+        seen.extend(refusal());
+    }
+    assert_eq!(seen.len(), 3);
+    assert!(seen[0] == seen[1] && seen[1] != seen[2]);
 }
