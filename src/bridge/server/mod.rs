@@ -233,7 +233,7 @@ impl ServerTask {
             })
         };
         let first = search.first_size(self.patience, &self.metrics, |absent| match absent {
-            Some(error) => self.set_trouble(Some(in_words(error).to_string())),
+            Some(error) => self.set_progress(Some(in_words(error).to_string()), false),
             None => self.note_waiting(),
         });
         let of_others = async {
