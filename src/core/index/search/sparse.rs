@@ -141,7 +141,7 @@ fn known_steps(runs: &RunWriter<'_>, chain: &SparseChain<'_>) -> Vec<usize> {
 
 /// Block of the index that can be a chosen block of the query: it and the blocks before it agree with all chosen
 /// blocks up to there. The beginning of all chains if `spot` is `None`.
-struct Place {
+struct ChosenPlace {
     spot: Option<Spot>,
     /// Holders that have this block and all blocks before it.
     holders: SlotSet,
@@ -152,7 +152,7 @@ struct Place {
 struct Front {
     /// Number of chosen blocks up to the places', that block included.
     chosen: usize,
-    places: SmallVec<[Place; 1]>,
+    places: SmallVec<[ChosenPlace; 1]>,
 }
 
 impl Front {
@@ -160,7 +160,7 @@ impl Front {
     fn beginning(holders: SlotSet) -> Self {
         Self {
             chosen: 0,
-            places: smallvec![Place { spot: None, holders }],
+            places: smallvec![ChosenPlace { spot: None, holders }],
         }
     }
 
@@ -242,7 +242,7 @@ impl SparseSearch<'_> {
                 && let Some(holders) = self.holders_along(spot, index, front, among.clone())
             {
                 let spot = Some(spot);
-                places.push(Place { spot, holders });
+                places.push(ChosenPlace { spot, holders });
             }
             None::<()>
         });
@@ -339,7 +339,7 @@ impl SparseSearch<'_> {
     fn push(&mut self, front: &Front, missing: usize) {
         let matched_blocks_max = self.chain.blocks_before(missing);
         let mut told = SlotSet::default();
-        for Place { spot, holders } in &front.places {
+        for ChosenPlace { spot, holders } in &front.places {
             let mut slots = holders.clone();
             slots.subtract(&told);
             told.unite(&slots);
