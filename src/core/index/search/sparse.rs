@@ -391,6 +391,7 @@ impl RunWriter<'_> {
         }
         holding
     }
+
     /// Removes the holders that lack the block at `spot` in these tiers.
     fn keep_holders(&self, spot: Spot, holders: &mut SlotSet, tiers: TierDepth) {
         let entries = self.entries(spot.run);
