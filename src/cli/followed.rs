@@ -67,7 +67,7 @@ mod tests {
         assert_eq!((render(&sound), first(&sound)), (String::new(), None));
         let idle = EnginesReport {
             idle: 1,
-            ..sound.clone()
+            ..sound
         };
         let said = render(&idle);
         assert!(

@@ -466,13 +466,11 @@ async fn a_store_that_was_rolled_back_and_has_grown_again_is_noticed() {
 
 /// Starts the library's publisher, which has published four blocks.
 async fn library_engine(client: &Client, name: &str) -> HolderPublisher {
-    let publisher = engine(
-        client.nats.clone(),
-        &subjects(),
-        name,
-        PublisherOptions::default(),
-    )
-    .await;
+    engine_with(client, name, PublisherOptions::default()).await
+}
+
+async fn engine_with(client: &Client, name: &str, options: PublisherOptions) -> HolderPublisher {
+    let publisher = engine(client.nats.clone(), &subjects(), name, options).await;
     let blocks = vec![stored(hashes(1, 4))];
     publisher.publish(Tier::DEVICE, blocks).await.unwrap();
     publisher.flush().await.unwrap();
@@ -480,13 +478,17 @@ async fn library_engine(client: &Client, name: &str) -> HolderPublisher {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_with_another_block_size_says_so_and_asks() {
+async fn a_restart_with_another_default_of_a_guessed_block_size_says_so_and_asks() {
     let broker = broker().await;
     let folder = tempfile::tempdir().unwrap();
     let (key, directory) = snapshots_in(folder.path());
     let first = daemon(broker.url(), &[(key, directory.as_str())]).await;
     let client = Client::connect(broker.url()).await;
-    let publisher = library_engine(&client, "gpu-0").await;
+    let options = PublisherOptions {
+        tells_block_size: false,
+        ..PublisherOptions::default()
+    };
+    let publisher = engine_with(&client, "gpu-0", options).await;
     eventually("the blocks are known", async || {
         (client.holder("gpu-0", 0).await?.blocks == 4).then_some(())
     })

@@ -243,22 +243,23 @@ impl RefusedHolders {
     }
 
     /// Number of holders of `workers`, or of all workers if `None`, whose batches are dropped. If the list of refused
-    /// workers is full, some refused workers may be missing in it. The number is then at least 1.
+    /// workers is full, some refused workers may be missing in it. The number is then at least 1, as it is after a
+    /// message that may be of any worker.
     pub fn count(&self, workers: Option<&[WorkerName]>) -> usize {
         let refused = self.workers.read();
         if refused.is_empty() {
             return 0;
         }
+        let anybody = usize::from(refused.contains_key(ANYBODY));
         let holders = match workers {
-            None => refused.values().map(|known| known.last_us.len()).sum(),
+            None => refused.values().map(|known| known.last_us.len()).sum::<usize>() - anybody,
             Some(workers) => {
                 let workers: HashSet<_> = workers.iter().collect();
                 let known = workers.iter().filter_map(|worker| refused.get(worker.as_str()));
-                known.map(|known| known.last_us.len()).sum::<usize>()
-                    + usize::from(refused.contains_key(ANYBODY))
+                known.map(|known| known.last_us.len()).sum()
             }
         };
-        holders.max(refused.len() / WORKERS_MAX)
+        holders.max(anybody).max(refused.len() / WORKERS_MAX)
     }
 
     /// Returns the first `max` refused workers, in the order of their names.

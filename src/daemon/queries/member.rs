@@ -235,6 +235,8 @@ mod tests {
             let payload = Bytes::from(vec![number]);
             client.publish(subject.clone(), payload).await.unwrap();
         }
+        // The server answers on this connection in order, so all requests have come before this answer.
+        client.request("nobody", Bytes::new()).await.unwrap_err();
         let left = member.ended().await;
         let numbers: Vec<u8> = left.iter().map(|message| message.payload[0]).collect();
         assert_eq!(numbers, (0..64).collect::<Vec<u8>>());

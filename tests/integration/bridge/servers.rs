@@ -107,7 +107,11 @@ impl Server {
     }
 
     async fn start_at(address: SocketAddr, answers: Answers) -> Self {
-        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        // A connection of another test may have the port for a moment.
+        let listener = eventually("the address is free", async || {
+            tokio::net::TcpListener::bind(address).await.ok()
+        })
+        .await;
         let address = listener.local_addr().unwrap();
         let (answers, asked) = (Arc::new(Mutex::new(answers)), Arc::new(AtomicUsize::new(0)));
         let shared: Shared = (Arc::clone(&answers), Arc::clone(&asked));
