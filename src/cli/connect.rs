@@ -56,8 +56,10 @@ impl DaemonArguments {
     ///
     /// - A flag names the context. Then the `KVATLAS_NATS_…` variables are removed from the environment. Other flags
     ///   override the context.
-    /// - No flag and no variable says how to reach NATS. Then the context is the one that the environment names, or
-    ///   else the one that `nats context select` has chosen.
+    /// - No flag names a server, and no variable says how to reach NATS. Then the context is the one that the environment
+    ///   names, or else the one that `nats context select` has chosen. Other flags override it.
+    ///
+    /// Flags with credentials replace other kinds of credentials, of the context and of the environment.
     ///
     /// `is_given` says whether a flag that `self` does not have says how to reach NATS.
     pub(super) fn sources(
@@ -71,23 +73,39 @@ impl DaemonArguments {
             environment.retain(|variable| !is_about_nats(variable));
         }
         let is_told = self.context.is_none()
-            && (is_given
-                || self.urls.is_some()
-                || !self.reach.given().is_empty()
-                || environment.iter().any(is_about_nats));
+            && (is_given || self.urls.is_some() || environment.iter().any(is_about_nats));
         let mut flags = match is_told {
             true => BTreeMap::new(),
             false => surroundings.settings(self.context.as_deref())?,
         };
         let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
         flags.extend(given_flags(given));
-        flags.extend(self.reach.given().clone());
+        let reach = self.reach.given();
+        for key in other_credentials(reach) {
+            flags.remove(*key);
+            let name = format!("KVATLAS_{}", key.replace('.', "_").to_uppercase());
+            environment.retain(|variable| variable.0 != name);
+        }
+        flags.extend(reach.clone());
         Ok((environment, flags))
     }
 
     /// Returns the prefix of subjects that the flag gives; `None` without the flag.
     pub(super) fn prefix(&self) -> Option<&str> {
         self.prefix.as_deref()
+    }
+}
+
+/// Returns the keys of the settings whose credentials those of the given flags replace.
+fn other_credentials(reach: &BTreeMap<String, String>) -> &'static [&'static str] {
+    const OF_LOGIN: [&str; 2] = ["nats.user", "nats.password"];
+    const OTHERS: [&str; 3] = ["nats.credentials_file", "nats.nkey_seed_file", "nats.token"];
+    const ALL: [&str; 5] = [OTHERS[0], OTHERS[1], OTHERS[2], OF_LOGIN[0], OF_LOGIN[1]];
+    let has = |keys: &[&str]| keys.iter().any(|key| reach.contains_key(*key));
+    match (has(&OTHERS), has(&OF_LOGIN)) {
+        (true, _) => &ALL,
+        (false, true) => &OTHERS,
+        (false, false) => &[],
     }
 }
 
@@ -339,8 +357,16 @@ mod tests {
         let flags = ["--nats-user=flag", "--nats-password=p"];
         assert_eq!(loaded(&[], &[]), of("site", "me"));
         assert_eq!(loaded(&flags, &environment), of("127.0.0.1", "flag"));
-        // A context that was only chosen does not say how to reach another server.
-        assert_eq!(loaded(&flags, &[]), of("127.0.0.1", "flag"));
+        // A user is no other server, and neither is a prefix.
+        assert_eq!(loaded(&flags, &[]), of("site", "flag"));
+        assert_eq!(loaded(&["--nats-inbox-prefix=_INBOX_me"], &[]), of("site", "me"));
+        // Another kind of credentials takes the place of those of the context and of the environment.
+        for context in [&[][..], &["--context=site"]] {
+            let token = [context, &["--nats-token=t"]].concat();
+            assert_eq!(loaded(&token, &[]), of("site", ""));
+        }
+        let secret = [("KVATLAS_NATS_URL", "nats://env"), ("KVATLAS_NATS_TOKEN", "t")];
+        assert_eq!(loaded(&flags, &secret), of("env", "flag"));
         let named = ["--context=site", "--nats-user=flag"];
         assert_eq!(loaded(&named, &environment), of("site", "flag"));
     }

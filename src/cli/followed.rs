@@ -65,10 +65,7 @@ mod tests {
         let report = |text: &str| serde_json::from_str::<EnginesReport>(text).unwrap();
         let sound = report(r#"{"publishers":2,"idle":0,"troubled":[],"troubled_total":0,"sources":[]}"#);
         assert_eq!((render(&sound), first(&sound)), (String::new(), None));
-        let idle = EnginesReport {
-            idle: 1,
-            ..sound
-        };
+        let idle = EnginesReport { idle: 1, ..sound };
         let said = render(&idle);
         assert!(
             said.contains("1 engine is idle: its first request tells"),
