@@ -21,6 +21,8 @@ pub(super) struct Attached {
     /// holder counts as exact.
     pub(super) target: u64,
     pub(super) stall: Option<StreamStall>,
+    /// Digest of who led the stream when the consumer was made, and since when.
+    pub(super) leadership: u64,
     /// Identity of the servers through which the stream is read: the connection's, and the stream's leader.
     pub(super) servers: String,
     /// Number that the consumer gives to the next message that it delivers.

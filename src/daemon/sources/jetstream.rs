@@ -175,7 +175,8 @@ impl JetStreamSource {
         let clock = &freshness.stream_clock;
         let stream = EventStream::open(&self.jetstream, &self.config, subject, clock).await?;
         // Before the first answer, the client may not know any server yet.
-        let servers = format!("{} {}", self.client.server_info().server_id, stream.leader());
+        let leadership = stream.leadership();
+        let servers = format!("{} {leadership}", self.client.server_info().server_id);
         let cursor = self.resume(&stream);
         let StreamSpan { first, last } = stream.span();
         let check = ConsumerCheck::of(&cursor, first, stream.beginning());
@@ -216,6 +217,7 @@ impl JetStreamSource {
             check,
             target: if waiting == 0 || is_lost { 0 } else { last },
             stall: Some(stall),
+            leadership,
             servers,
             delivery: 1,
             unread: Unread::since(asked_us),
@@ -300,7 +302,7 @@ impl JetStreamSource {
         if attached.check.is_none() {
             self.end_stall(&mut attached, 0).await;
         }
-        let mut end = StreamEnd::watch(self.watched(), freshness.look_interval());
+        let mut end = StreamEnd::watch(self.watched(attached.leadership), freshness.look_interval());
         let mut looks = tokio::time::interval(NEXT_PATIENCE);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -341,18 +343,19 @@ impl JetStreamSource {
         }
     }
 
-    /// Notes that the stream is not as it must be. Messages that came meanwhile are not in it, and leave no hole in its
-    /// numbers.
+    /// Notes that the stream is not as it must be, or has another leader. Messages that came meanwhile may not be in it, and
+    /// leave no hole in its numbers.
     fn note_changed(&self, changed: String) -> Broken {
         self.doubt();
         (ConsumerReset::Stream, changed)
     }
 
-    fn watched(&self) -> WatchedStream {
+    fn watched(&self, leadership: u64) -> WatchedStream {
         WatchedStream {
             jetstream: self.jetstream.clone(),
             name: self.config.name.clone(),
             subject: self.subject.clone(),
+            leadership,
             position: Arc::clone(&self.position),
             pool: Arc::clone(&self.pool),
         }

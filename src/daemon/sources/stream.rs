@@ -13,7 +13,7 @@ use kvatlas_client::unix_time_us;
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::StreamCursor;
 
-use super::stream_info::{look_up, unix_us};
+use super::stream_info::{leadership, look_up, unix_us};
 use crate::lanes::ServerClock;
 
 /// Time for which the server keeps an idle consumer. A new consumer is made after every break of reading.
@@ -182,14 +182,9 @@ impl EventStream {
         }
     }
 
-    /// Returns the name of the server that leads the stream; empty without a cluster.
-    pub(super) fn leader(&self) -> &str {
-        let leader = self
-            .info
-            .cluster
-            .as_ref()
-            .and_then(|cluster| cluster.leader.as_deref());
-        leader.unwrap_or_default()
+    /// Returns the digest of who leads the stream, and since when (see [`leadership`]).
+    pub(super) fn leadership(&self) -> u64 {
+        leadership(&self.info)
     }
 
     /// Returns the position before the stream's first message.

@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::lanes::{LanePool, StreamPosition, now_us};
 
 use super::stream::check_config;
-use super::stream_info::look_up;
+use super::stream_info::{leadership, look_up};
 
 /// Time that the server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -49,6 +49,8 @@ pub(super) struct WatchedStream {
     pub(super) name: String,
     /// Subject of all events. The stream must keep messages on it and on no other.
     pub(super) subject: String,
+    /// Digest of who leads the stream, and since when (see [`leadership`]).
+    pub(super) leadership: u64,
     pub(super) position: Arc<StreamPosition>,
     pub(super) pool: Arc<LanePool>,
 }
@@ -85,7 +87,7 @@ impl StreamEnd {
     }
 
     /// Waits for the server's next report about the end of the stream, and returns the report. The error says that the
-    /// stream is no longer as it must be. The future can be dropped at any time.
+    /// stream is no longer as it must be, or has another leader. The future can be dropped at any time.
     pub(super) async fn told(&mut self) -> Result<StreamLook, String> {
         match self.last.changed().await {
             Ok(()) => self.last.borrow_and_update().clone(),
@@ -97,7 +99,7 @@ impl StreamEnd {
 
 impl WatchedStream {
     /// Asks the server for the number of the stream's last message. Returns `None` if the server does not answer. The
-    /// error says that the stream is not as it must be.
+    /// error says that the stream is not as it must be, or has another leader.
     async fn look(&self) -> Option<Result<StreamLook, String>> {
         let freshness = self.pool.freshness();
         let asked_us = now_us();
@@ -106,6 +108,9 @@ impl WatchedStream {
         let last = info.state.last_sequence;
         let checked = check_config(&info.config, &self.subject);
         Some(match checked {
+            Ok(()) if leadership(&info) != self.leadership => {
+                Err("the stream has another leader: it may have taken nothing meanwhile".to_owned())
+            }
             Ok(()) => Ok(StreamLook { last, asked_us }),
             Err(error) => Err(error.to_string()),
         })

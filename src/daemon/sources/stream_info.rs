@@ -1,11 +1,15 @@
 //! The server's account of the events stream: its configuration, its state, and the server's time.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+
 use async_nats::datetime::{DateTime, parse_rfc3339};
 use async_nats::jetstream::Context;
 use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
 use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::Info;
 use serde::Deserialize;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::lanes::{ServerClock, now_us};
 
@@ -45,6 +49,17 @@ pub(crate) fn info_subject(name: &str) -> String {
     format!("$JS.API.STREAM.INFO.{name}")
 }
 
+/// Returns a digest of the server that leads the stream and of the time since which it does. It is another one after an
+/// election, also of the same server. Without a cluster it is always the same. In a cluster whose servers do not tell the
+/// time, it is another one in each process.
+pub(super) fn leadership(info: &Info) -> u64 {
+    static OF_PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+    let Some(cluster) = &info.cluster else { return 0 };
+    let since = cluster.leader_since.map_or(*OF_PROCESS, unix_us);
+    let leader = cluster.leader.as_deref().unwrap_or_default();
+    xxh3_64_with_seed(leader.as_bytes(), since)
+}
+
 /// Returns a time of the server in microseconds since the Unix epoch.
 pub(super) fn unix_us(time: DateTime) -> u64 {
     u64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or_default()
@@ -78,5 +93,35 @@ mod tests {
         assert_eq!(time.map(unix_us), Some(1_767_225_605_250_000));
         assert_eq!(newer.info.config.name, "E");
         assert_eq!(account(None).ts, None);
+    }
+
+    #[test]
+    fn each_election_is_another_leadership() {
+        let of = |cluster: serde_json::Value| {
+            let mut account = serde_json::json!({
+                "config": {
+                    "name": "E", "subjects": ["e.>"], "retention": "limits", "max_consumers": -1, "max_msgs": -1,
+                    "max_bytes": -1, "discard": "old", "max_age": 0, "storage": "file", "num_replicas": 3
+                },
+                "created": "2026-01-01T00:00:00Z",
+                "state": {
+                    "messages": 0, "bytes": 0, "consumer_count": 0, "first_seq": 1, "last_seq": 0,
+                    "first_ts": "0001-01-01T00:00:00Z", "last_ts": "0001-01-01T00:00:00Z"
+                }
+            });
+            if !cluster.is_null() {
+                account["cluster"] = cluster;
+            }
+            leadership(&serde_json::from_value::<Info>(account).unwrap())
+        };
+        let led =
+            |leader: &str, since: &str| of(serde_json::json!({"leader": leader, "leader_since": since}));
+        let first = led("a", "2026-01-01T00:00:00Z");
+        assert_eq!(first, led("a", "2026-01-01T00:00:00Z"));
+        assert_ne!(first, led("b", "2026-01-01T00:00:00Z"));
+        assert_ne!(first, led("a", "2026-01-01T00:00:01Z"));
+        let untold = of(serde_json::json!({"leader": "a"}));
+        assert!(untold != first && untold == of(serde_json::json!({"leader": "a"})));
+        assert_eq!(of(serde_json::Value::Null), of(serde_json::Value::Null));
     }
 }

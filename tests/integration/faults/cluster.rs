@@ -7,9 +7,12 @@ use super::pause;
 use super::replicas::AllReplicas;
 use crate::support::cluster::{Cluster, SERVERS};
 use crate::support::fleet::Fleet;
+use crate::support::jetstream::{JETSTREAM, STREAM};
 use crate::support::truth::Tally;
 use crate::support::way::Way;
-use crate::support::{PATIENCE, daemon, http_get, is_long_form, old_server, server, skipped};
+use crate::support::{
+    Client, PATIENCE, daemon, eventually, hashes, http_get, is_long_form, old_server, server, skipped, stored,
+};
 use kvatlas_daemon::Daemon;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -225,6 +228,40 @@ async fn the_servers_are_upgraded_one_after_the_other() {
         tally.require_sight();
         scene.end().await;
     }
+}
+
+/// While the lead goes from one server to another, the stream takes nothing, and no publisher hears of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_leader_of_the_stream_leaves_doubts_until_the_next_batch() {
+    let _turn = TURN.lock().await;
+    let cluster = Cluster::start(&server()).await;
+    let settings = [JETSTREAM, ("events.stream_replicas", "3")];
+    let daemon = daemon(cluster.url(0), &settings).await;
+    let client = Client::connect(cluster.url(1)).await;
+    client.listed().await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    let told = client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 3))])
+        .await;
+    assert!(told.exact);
+    let subject = format!("$JS.API.STREAM.LEADER.STEPDOWN.{STREAM}");
+    let answer = client.nats.request(subject, "".into()).await.unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&answer.payload).unwrap();
+    assert_eq!(answer["success"], true, "{answer}");
+    eventually("the holder is in doubt", async || {
+        let status = client.holder("gpu-0", 0).await?;
+        (!status.exact).then_some(())
+    })
+    .await;
+    eventually(
+        "a batch that came after the end of the stream was read",
+        async || {
+            let told = client.tell(&mut publisher, "gpu-0", 0, Vec::new()).await;
+            told.exact.then_some(())
+        },
+    )
+    .await;
+    daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
