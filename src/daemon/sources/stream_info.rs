@@ -54,7 +54,15 @@ pub(crate) fn info_subject(name: &str) -> String {
 /// time, it is another one in each process.
 pub(super) fn leadership(info: &Info) -> u64 {
     static OF_PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
-    let Some(cluster) = &info.cluster else { return 0 };
+    let is_named = |name: &String| !name.is_empty();
+    // A server without a cluster names itself as the leader.
+    let Some(cluster) = info
+        .cluster
+        .as_ref()
+        .filter(|cluster| cluster.name.as_ref().is_some_and(is_named))
+    else {
+        return 0;
+    };
     let since = cluster.leader_since.map_or(*OF_PROCESS, unix_us);
     let leader = cluster.leader.as_deref().unwrap_or_default();
     xxh3_64_with_seed(leader.as_bytes(), since)
@@ -120,8 +128,9 @@ mod tests {
         assert_eq!(first, led("a", "2026-01-01T00:00:00Z"));
         assert_ne!(first, led("b", "2026-01-01T00:00:00Z"));
         assert_ne!(first, led("a", "2026-01-01T00:00:01Z"));
-        let untold = of(serde_json::json!({"leader": "a"}));
-        assert!(untold != first && untold == of(serde_json::json!({"leader": "a"})));
-        assert_eq!(of(serde_json::Value::Null), of(serde_json::Value::Null));
+        let untold = || of(serde_json::json!({"name": "c", "leader": "a"}));
+        assert!(untold() != first && untold() == untold());
+        let alone = of(serde_json::json!({"leader": "a"}));
+        assert!(alone == of(serde_json::Value::Null) && alone != untold());
     }
 }
