@@ -77,20 +77,25 @@ pub(super) fn unix_us(time: DateTime) -> u64 {
 mod tests {
     use super::*;
 
+    /// Returns the account of an empty stream, of a server without a cluster that does not tell its time.
+    fn account_of_a_server() -> serde_json::Value {
+        serde_json::json!({
+            "config": {
+                "name": "E", "subjects": ["e.>"], "retention": "limits", "max_consumers": -1, "max_msgs": -1,
+                "max_bytes": -1, "discard": "old", "max_age": 0, "storage": "file", "num_replicas": 1
+            },
+            "created": "2026-01-01T00:00:00Z",
+            "state": {
+                "messages": 0, "bytes": 0, "consumer_count": 0, "first_seq": 1, "last_seq": 0,
+                "first_ts": "0001-01-01T00:00:00Z", "last_ts": "0001-01-01T00:00:00Z"
+            }
+        })
+    }
+
     #[test]
     fn servers_before_2_10_tell_no_time() {
         let account = |time: Option<&str>| {
-            let mut account = serde_json::json!({
-                "config": {
-                    "name": "E", "subjects": ["e.>"], "retention": "limits", "max_consumers": -1, "max_msgs": -1,
-                    "max_bytes": -1, "discard": "old", "max_age": 0, "storage": "file", "num_replicas": 1
-                },
-                "created": "2026-01-01T00:00:00Z",
-                "state": {
-                    "messages": 0, "bytes": 0, "consumer_count": 0, "first_seq": 1, "last_seq": 0,
-                    "first_ts": "0001-01-01T00:00:00Z", "last_ts": "0001-01-01T00:00:00Z"
-                }
-            });
+            let mut account = account_of_a_server();
             if let Some(time) = time {
                 account["ts"] = time.into();
             }
@@ -106,24 +111,15 @@ mod tests {
     #[test]
     fn each_election_is_another_leadership() {
         let of = |cluster: serde_json::Value| {
-            let mut account = serde_json::json!({
-                "config": {
-                    "name": "E", "subjects": ["e.>"], "retention": "limits", "max_consumers": -1, "max_msgs": -1,
-                    "max_bytes": -1, "discard": "old", "max_age": 0, "storage": "file", "num_replicas": 3
-                },
-                "created": "2026-01-01T00:00:00Z",
-                "state": {
-                    "messages": 0, "bytes": 0, "consumer_count": 0, "first_seq": 1, "last_seq": 0,
-                    "first_ts": "0001-01-01T00:00:00Z", "last_ts": "0001-01-01T00:00:00Z"
-                }
-            });
+            let mut account = account_of_a_server();
             if !cluster.is_null() {
                 account["cluster"] = cluster;
             }
             leadership(&serde_json::from_value::<Info>(account).unwrap())
         };
-        let led =
-            |leader: &str, since: &str| of(serde_json::json!({"leader": leader, "leader_since": since}));
+        let led = |leader: &str, since: &str| {
+            of(serde_json::json!({"name": "c", "leader": leader, "leader_since": since}))
+        };
         let first = led("a", "2026-01-01T00:00:00Z");
         assert_eq!(first, led("a", "2026-01-01T00:00:00Z"));
         assert_ne!(first, led("b", "2026-01-01T00:00:00Z"));
