@@ -72,7 +72,7 @@ fn describe_missing(status: &StatusReply) -> String {
         0 => String::new(),
         holders => {
             let holders = counted(holders.into(), "holder's batches are", "holders' batches are");
-            format!("{holders} dropped, so that its blocks are not known\n")
+            format!("{holders} dropped: blocks are missing\n")
         }
     };
     let unheard = match status.unheard_holders {

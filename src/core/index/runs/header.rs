@@ -11,7 +11,8 @@
 //!
 //! The change counter is a seqlock: it is odd within a step. A search reads the counter before and after it reads the
 //! run's entries. If both reads give the same even count, the entries did not change between the two reads. The
-//! counter never restarts, not even when another run gets the number. After 2^27 counts it wraps around; `wraps` in
+//! counter goes on when another run gets the number. It begins anew only in new memory, after the chunk of runs was freed:
+//! a search compares the counter of the memory that it has read. After 2^27 counts it wraps around; `wraps` in
 //! `store.rs` counts the wrap-arounds.
 
 use crate::sync::{AtomicU64, Ordering};

@@ -42,7 +42,8 @@ impl Slab {
             .get(number % SHELF_CHUNKS)
     }
 
-    /// Returns the run `id`. `None` if its chunk has no memory: the chunk has not been made since it was last freed. If no run has had the number `id` yet, the result may be an empty run.
+    /// Returns the run `id`. `None` if its chunk has no memory: the chunk has not been made since it was last freed. If
+    /// no run has had the number `id` yet, the result may be an empty run.
     #[inline]
     pub(super) fn get<'g>(&self, id: RunId, guard: &'g Guard) -> Option<&'g Run> {
         let chunk = self.chunk(id.index())?.load(Ordering::Acquire, guard.pinned());
