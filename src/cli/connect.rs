@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::Client;
 use clap::Args;
 use kvatlas_client::publish::{PublisherError, Refusals};
-use kvatlas_config::{Config, ReachFlags, process_environment};
+use kvatlas_config::{AUTHENTICATION, Config, ReachFlags, Setting, process_environment};
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
 
@@ -82,9 +82,9 @@ impl DaemonArguments {
         flags.extend(given_flags(given));
         let reach = self.reach.given();
         for key in other_credentials(reach) {
-            flags.remove(*key);
-            let name = format!("KVATLAS_{}", key.replace('.', "_").to_uppercase());
-            environment.retain(|variable| variable.0 != name);
+            flags.remove(key);
+            environment
+                .retain(|(name, _)| Setting::find(key).is_none_or(|setting| setting.variable != *name));
         }
         flags.extend(reach.clone());
         Ok((environment, flags))
@@ -96,17 +96,14 @@ impl DaemonArguments {
     }
 }
 
-/// Returns the keys of the settings whose credentials those of the given flags replace.
-fn other_credentials(reach: &BTreeMap<String, String>) -> &'static [&'static str] {
-    const OF_LOGIN: [&str; 2] = ["nats.user", "nats.password"];
-    const OTHERS: [&str; 3] = ["nats.credentials_file", "nats.nkey_seed_file", "nats.token"];
-    const ALL: [&str; 5] = [OTHERS[0], OTHERS[1], OTHERS[2], OF_LOGIN[0], OF_LOGIN[1]];
-    let has = |keys: &[&str]| keys.iter().any(|key| reach.contains_key(*key));
-    match (has(&OTHERS), has(&OF_LOGIN)) {
-        (true, _) => &ALL,
-        (false, true) => &OTHERS,
-        (false, false) => &[],
-    }
+/// Returns the keys of the settings whose credentials those of the given flags replace: all, or all others if the flags
+/// have a user or password only.
+fn other_credentials(reach: &BTreeMap<String, String>) -> impl Iterator<Item = &'static str> {
+    const LOGIN: [&str; 2] = ["nats.user", "nats.password"];
+    let keys = AUTHENTICATION.into_iter().chain([LOGIN[1]]);
+    let given: Vec<_> = keys.clone().filter(|key| reach.contains_key(*key)).collect();
+    let keeps_login = given.iter().all(|key| LOGIN.contains(key));
+    keys.filter(move |key| !(given.is_empty() || keeps_login && LOGIN.contains(key)))
 }
 
 /// Environment variables: pairs of name and value.
@@ -296,14 +293,20 @@ mod tests {
         assert_eq!(config.nats.urls[0].host(), "two");
     }
 
-    #[test]
-    fn a_context_says_how_to_reach_nats() {
+    /// Returns a home directory with the context `site`, which is not chosen.
+    fn home_with_a_context() -> tempfile::TempDir {
         let home = tempfile::tempdir().unwrap();
-        let surroundings = Surroundings::in_home(home.path());
         let directory = home.path().join(".config/nats/context");
         std::fs::create_dir_all(&directory).unwrap();
         let context = r#"{"url":"nats://site","user":"me","password":"secret"}"#;
         std::fs::write(directory.join("site.json"), context).unwrap();
+        home
+    }
+
+    #[test]
+    fn a_context_says_how_to_reach_nats() {
+        let home = home_with_a_context();
+        let surroundings = Surroundings::in_home(home.path());
         let host = |arguments: &DaemonArguments, environment: &[(&str, &str)]| {
             let config = arguments.load_among(variables(environment), &surroundings);
             config.unwrap().nats.urls[0].host().to_owned()
@@ -335,12 +338,8 @@ mod tests {
 
     #[test]
     fn credentials_of_flags_go_over_the_environment_and_over_a_context() {
-        let home = tempfile::tempdir().unwrap();
+        let home = home_with_a_context();
         let surroundings = Surroundings::in_home(home.path());
-        let directory = home.path().join(".config/nats/context");
-        std::fs::create_dir_all(&directory).unwrap();
-        let context = r#"{"url":"nats://site","user":"me","password":"secret"}"#;
-        std::fs::write(directory.join("site.json"), context).unwrap();
         std::fs::write(home.path().join(".config/nats/context.txt"), "site").unwrap();
         let environment = [("KVATLAS_NATS_USER", "env"), ("KVATLAS_NATS_PASSWORD", "p")];
         let loaded = |flags: &[&str], environment: &[(&str, &str)]| {

@@ -35,11 +35,10 @@ pub(super) fn render(engines: &EnginesReport) -> String {
 pub(super) fn idle(engines: &EnginesReport) -> Option<String> {
     let waiting = counted(
         engines.idle as u64,
-        "engine is idle: its first request",
-        "engines are idle: their first requests",
+        "engine is idle: its first request tells",
+        "engines are idle: their first requests tell",
     );
-    let tell = if engines.idle == 1 { "tells" } else { "tell" };
-    (engines.idle > 0).then(|| format!("{waiting} {tell} the block size (--block-size does it at once)"))
+    (engines.idle > 0).then(|| format!("{waiting} the block size (--block-size does it at once)"))
 }
 
 /// Returns a sentence about the first engine that is not followed, or the first source that cannot be used; `None` if

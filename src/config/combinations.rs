@@ -13,7 +13,7 @@ use super::kind::parse_components;
 use super::layers::Layers;
 
 /// Keys of the settings that each give a way to authenticate to NATS. At most one of them may be given.
-const AUTHENTICATION: [&str; 4] = [
+pub const AUTHENTICATION: [&str; 4] = [
     "nats.credentials_file",
     "nats.nkey_seed_file",
     "nats.token",

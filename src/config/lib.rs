@@ -42,6 +42,7 @@ pub mod settings;
 mod suggest;
 mod types;
 
+pub use combinations::AUTHENTICATION;
 pub use declare::{ENVIRONMENT_PREFIX, Setting};
 pub use dynamo::{Discovery, DynamoComponent, NoComponent, NoDiscovery};
 pub use environment::process_environment;

@@ -68,11 +68,16 @@ impl AdviceTable {
 /// Returns the advice about `words` in a table. If the table has no advice about a word, the advice is the command that
 /// explains the word. Repeated advice is given once.
 pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, table: AdviceTable) -> String {
+    joined(words.map(|word| {
+        let advice = table.advice(word);
+        advice.unwrap_or_else(|| format!("kvatlas explain {word}"))
+    }))
+}
+
+/// Returns pieces of advice as one. Repeated advice is given once.
+pub fn joined(advice: impl Iterator<Item = String>) -> String {
     let mut mends: Vec<String> = Vec::new();
-    for word in words {
-        let mend = table
-            .advice(word)
-            .unwrap_or_else(|| format!("kvatlas explain {word}"));
+    for mend in advice {
         if !mends.contains(&mend) {
             mends.push(mend);
         }

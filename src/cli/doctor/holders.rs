@@ -5,7 +5,7 @@ use std::fmt;
 
 use kvatlas_core::wire::DegradedReasons;
 use kvatlas_daemon::costs::Cost;
-use kvatlas_daemon::runbook::mend_of_doubt;
+use kvatlas_daemon::runbook::{joined, mend_of_doubt};
 use serde::Deserialize;
 
 use super::probe::Probe;
@@ -79,17 +79,8 @@ impl<'d> Culprit<'d> {
         let found = format!("{}{since}{detail}, at {places}", words.join(", "));
         let rank = name.rank.to_string();
         let culprit = [name.namespace, name.worker, &rank];
-        let mut mends: Vec<String> = Vec::new();
-        for mend in self
-            .reasons
-            .iter()
-            .filter_map(|reason| mend_of_doubt(reason, self.reasons, self.detail, culprit))
-        {
-            if !mends.contains(&mend) {
-                mends.push(mend);
-            }
-        }
-        let mend = mends.join("; ");
+        let mend_of = |reason| mend_of_doubt(reason, self.reasons, self.detail, culprit);
+        let mend = joined(self.reasons.iter().filter_map(mend_of));
         Check::failed(&name.to_string(), found, mend).costing(self.cost.map(|cost| cost.to_string()))
     }
 }

@@ -434,7 +434,10 @@ impl LanePool {
             }
         };
         // A namespace that is replaced had its doubts already.
-        let former = self.former_stray(name).filter(|_| known.is_none());
+        let former = match known {
+            None => self.former_stray(name),
+            Some(_) => None,
+        };
         // Dropped first: `known` counts as a use, and a namespace in use is not replaced.
         drop(known);
         let prepare = |refused: &RefusedHolders| {

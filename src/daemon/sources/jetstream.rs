@@ -11,9 +11,9 @@
 //!   its end, all holders are unverified: a [stall](StreamTrust::stall).
 //! - After a restart of the server, publishers may still be without a connection, and their messages wait in their
 //!   clients. A crash of the server may also have lost messages that it had taken, and without a leader the stream takes
-//!   none. So a consumer begins a new generation of the stream, once it has read the stream up to its end, if it is at
-//!   another server, if another server leads the stream, or if the consumer before ended while the connection stood:
-//!   each holder is unverified until its next batch.
+//!   none. So a consumer begins a new generation of the stream in three cases: it is at another server, the stream has
+//!   another leader, or the consumer before ended while the connection stood. The generation begins once the stream has
+//!   been read up to its end. Each holder is then unverified until its next batch.
 //! - The server can refuse requests, or withdraw the right to them. This is a break, too. Before holders are trusted
 //!   again, a first request must show that the new consumer can be read.
 //! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of messages
@@ -150,13 +150,14 @@ impl JetStreamSource {
                 Err(error) => {
                     tracing::warn!(%error, "the events stream cannot be read yet");
                     if self.client.connection_state() == State::Connected {
+                        // The stream's server may be away.
                         self.position.note_servers(None);
-                    }
-                    // An operator must correct these errors. All others may end by themselves.
-                    if error.is_of_stream() && self.client.connection_state() == State::Connected {
-                        self.attached.send_replace(false);
-                        // The stream does not keep what comes now.
-                        self.doubt();
+                        // An operator must correct these errors. All others may end by themselves.
+                        if error.is_of_stream() {
+                            self.attached.send_replace(false);
+                            // The stream does not keep what comes now.
+                            self.doubt();
+                        }
                     }
                     self.readiness
                         .set_trouble(Latch::EventsSubscribed, Some(error.to_string()));

@@ -150,7 +150,7 @@ impl Readiness {
                 .iter()
                 .any(|(other, stands)| *other == kind && stands())
         };
-        match connections.iter().all(|(kind, stands)| stands() || is_up(*kind)) {
+        match connections.iter().all(|(kind, _)| is_up(*kind)) {
             true => bits | Latch::Connected.bit(),
             false => bits & !Latch::Connected.bit(),
         }
