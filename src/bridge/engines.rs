@@ -7,6 +7,7 @@ mod refused;
 mod registry;
 mod republished;
 mod servers;
+mod shared;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -272,6 +273,7 @@ impl Bridge {
         // Registrations in JetStream are read later: the bridge watches them once it is connected.
         let own = options.state.clone().filter(|state| state.shared().is_none());
         let (kept, registered) = own.map(Registered::open).unzip();
+        let kept = kept.or_else(|| options.state.as_ref().map(|_| None));
         let state = BridgeState {
             kept: kept.map(KeptRegistrations::new).unwrap_or_default(),
             ..BridgeState::default()
@@ -327,20 +329,8 @@ impl Bridge {
         self.spawn_source(self.clone().tend_state());
         self.spawn_source(self.clone().watch_connection(nats.clone()));
         if let Some(shared) = self.shared_registrations() {
-            let (bridge, inner) = (self.clone(), Arc::clone(&self.inner));
             let metrics = Arc::clone(&self.inner.metrics);
-            let registered = move || inner.state.lock().registered().collect();
-            let apply = move |registration, is_known| bridge.apply(registration, is_known);
-            let inner = Arc::clone(&self.inner);
-            let ports = move |revision, places| {
-                if let Some(republisher) = &inner.republisher {
-                    republisher.heard_places(revision, places);
-                }
-            };
-            let running = shared
-                .clone()
-                .run(nats.clone(), metrics, registered, apply, ports);
-            self.spawn_source(running);
+            self.spawn_source(shared.clone().run(nats.clone(), metrics, self.clone()));
         }
     }
 

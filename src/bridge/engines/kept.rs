@@ -1,34 +1,40 @@
 //! State of engines that outlives the bridge: the list of registered engines, and the engines' files.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use kvatlas_process::registry::{GivenEngine, MeantEngines, NewEngine, RegisterRefusal, RemovedEngines};
+use kvatlas_process::registry::{GivenEngine, MeantEngines, NewEngine, RegisterRefusal};
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 use super::servers::presumed_key;
 use super::{Bridge, BridgeState, Inner};
+use crate::state::Registered;
 
 /// Time between two looks for files of engines that have not been followed for long.
 const CLEANED_AFTER: Duration = Duration::from_secs(3600);
 /// Minimum pause between two looks at a state directory.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 
+/// Pause before registrations of other bridges are tried again that were refused.
+const REFUSED_PAUSE: Duration = Duration::from_secs(2);
+
 /// Maximum number of requests to unregister engines that are remembered while the list of registered engines cannot be read.
 const GONE_MAX: usize = 1024;
+/// Maximum number of refused registrations of other bridges that are tried again.
+const REFUSED_MAX: usize = 4096;
 
-/// Registrations with earlier bridges that are not followed: they were not tried yet, or were refused. They stay in the
-/// list of registered engines until they are unregistered.
+/// Registrations with earlier or other bridges that are not followed: they were not tried yet, or were refused. They stay
+/// in the list of registered engines until they are unregistered.
 #[derive(Default)]
 pub(super) struct KeptRegistrations {
     engines: Vec<KeptRegistration>,
-    /// Requests to unregister engines that came while the list could not be read; `None` if the list has been read. The
-    /// list is older than these requests.
-    gone: Option<BTreeSet<MeantEngines>>,
+    /// Requests to unregister engines that came while the list could not be read, with their times; `None` if the list has
+    /// been read.
+    gone: Option<BTreeMap<MeantEngines, SystemTime>>,
 }
 
-/// Registration with an earlier bridge that is not followed.
+/// Registration with an earlier or another bridge that is not followed.
 struct KeptRegistration {
     engine: GivenEngine,
     /// Refusal at the last attempt; `None` if there was no attempt yet.
@@ -41,13 +47,22 @@ impl KeptRegistration {
         Self { engine, refusal }
     }
 
-    /// Whether the registration is `meant`. If one rank of a server is meant, the server is.
-    fn is_meant(&self, meant: &MeantEngines) -> bool {
-        let key = presumed_key(&self.engine);
-        match self.engine {
-            GivenEngine::Publisher(_) => meant.has(&key),
-            GivenEngine::Server(_) => meant.has_any_rank(&key),
+    /// Whether this is a registration of `engine`, with any settings.
+    fn is_of(&self, engine: &GivenEngine) -> bool {
+        match (&self.engine, engine) {
+            (GivenEngine::Publisher(own), GivenEngine::Publisher(other)) => own.key == other.key,
+            (GivenEngine::Server(own), GivenEngine::Server(other)) => own.key() == other.key(),
+            _ => false,
         }
+    }
+}
+
+/// Whether `engine` is `meant`. If one rank of a server is meant, the server is.
+fn is_meant(engine: &GivenEngine, meant: &MeantEngines) -> bool {
+    let key = presumed_key(engine);
+    match engine {
+        GivenEngine::Publisher(_) => meant.has(&key),
+        GivenEngine::Server(_) => meant.has_any_rank(&key),
     }
 }
 
@@ -55,46 +70,79 @@ impl KeptRegistrations {
     /// Makes the registrations of a list; `None` stands for a list that cannot be read for now.
     pub(super) fn new(listed: Option<Vec<GivenEngine>>) -> Self {
         Self {
-            gone: listed.is_none().then(BTreeSet::new),
+            gone: listed.is_none().then(BTreeMap::new),
             engines: listed.into_iter().flatten().map(KeptRegistration::new).collect(),
         }
     }
 
     /// Takes over a list that could not be read before, but for the engines that were unregistered since then.
     fn read_late(&mut self, listed: Vec<GivenEngine>) {
-        let gone = self.gone.take().unwrap_or_default();
-        let listed = listed.into_iter().map(KeptRegistration::new);
-        self.engines
-            .extend(listed.filter(|kept| !gone.iter().any(|meant| kept.is_meant(meant))));
+        // The list is older than all requests.
+        let left = listed
+            .into_iter()
+            .filter(|engine| !self.is_gone(engine, SystemTime::UNIX_EPOCH));
+        let left: Vec<_> = left.map(KeptRegistration::new).collect();
+        self.engines.extend(left);
+        self.gone = None;
     }
 
-    /// Removes the registrations that are `meant`, also from a list that is read later. Returns the keys of those that were
-    /// here. Counts a request that cannot be remembered until the list is read.
-    pub(super) fn unregister(&mut self, meant: &MeantEngines, metrics: &BridgeMetrics) -> RemovedEngines {
-        if let Some(gone) = &mut self.gone
-            && !gone.contains(meant)
-        {
-            if gone.len() < GONE_MAX {
-                gone.insert(meant.clone());
+    /// Notes whether the registrations that all bridges share have been read. As long as they have not, requests to
+    /// unregister engines are remembered.
+    pub(super) fn set_read(&mut self, is_read: bool) {
+        if is_read {
+            self.gone = None;
+        } else {
+            self.gone.get_or_insert_default();
+        }
+    }
+
+    /// Whether an engine whose registration was written at the time `written` has been unregistered since, while the list
+    /// could not be read.
+    pub(super) fn is_gone(&self, engine: &GivenEngine, written: SystemTime) -> bool {
+        let mut gone = self.gone.iter().flatten();
+        gone.any(|(meant, at)| *at > written && is_meant(engine, meant))
+    }
+
+    /// Takes a registration of another bridge that was refused, to be tried again. Counts one for which there is no room.
+    pub(super) fn keep(&mut self, engine: GivenEngine, refusal: RegisterRefusal, metrics: &BridgeMetrics) {
+        if self.engines.len() >= REFUSED_MAX {
+            return metrics.state_failed(&"registered", &"too many registrations are refused");
+        }
+        let refusal = Some(refusal);
+        self.engines.push(KeptRegistration { engine, refusal });
+    }
+
+    /// Removes an earlier registration of `engine`.
+    pub(super) fn forget(&mut self, engine: &GivenEngine) {
+        self.engines.retain(|kept| !kept.is_of(engine));
+    }
+
+    /// Removes the registrations that are `meant`, also from a list that is read later. Returns those that were here.
+    /// Counts a request that cannot be remembered until the list is read.
+    pub(super) fn unregister(&mut self, meant: &MeantEngines, metrics: &BridgeMetrics) -> Vec<GivenEngine> {
+        if let Some(gone) = &mut self.gone {
+            if gone.len() < GONE_MAX || gone.contains_key(meant) {
+                gone.insert(meant.clone(), SystemTime::now());
             } else {
                 metrics.state_failed(&"registered", &"too many engines were unregistered");
             }
         }
-        let keys = self
-            .engines
-            .extract_if(.., |kept| kept.is_meant(meant))
-            .map(|kept| presumed_key(&kept.engine));
-        keys.collect()
+        let removed = self.engines.extract_if(.., |kept| is_meant(&kept.engine, meant));
+        removed.map(|kept| kept.engine).collect()
     }
 }
 
 impl BridgeState {
-    /// Returns the engines that were registered, whether sources give them, too, or not; `None` while the list of an
-    /// earlier bridge cannot be read.
+    /// Returns the registered engines that the bridge knows, whether they are followed or not, and whether sources give
+    /// them, too, or not.
+    pub(super) fn known_registered(&self) -> Vec<GivenEngine> {
+        let kept = self.kept.engines.iter().map(|kept| kept.engine.clone());
+        self.registered().chain(kept).collect()
+    }
+
+    /// Returns all engines that were registered; `None` while the list of an earlier bridge cannot be read.
     fn all_registered(&self) -> Option<Vec<GivenEngine>> {
-        let kept = self.kept.gone.is_none().then_some(&self.kept.engines)?;
-        let kept = kept.iter().map(|kept| kept.engine.clone());
-        Some(self.registered().chain(kept).collect())
+        self.kept.gone.is_none().then(|| self.known_registered())
     }
 
     /// Notes that an engine was registered, if it is followed with the same settings. Returns whether it is. Its address and
@@ -134,9 +182,9 @@ impl BridgeState {
 }
 
 impl Bridge {
-    /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it
-    /// before discovery begins, and after the engines of flags and files were given, because these have priority.
-    /// An engine that is refused stays in the list, and is tried again. Each change of its refusal is logged. An engine that
+    /// Follows the engines that were registered with an earlier bridge, as the state directory lists them, and those that
+    /// were registered with another bridge and refused. Call it before discovery begins, and after the engines of flags and
+    /// files were given, because these have priority. An engine that is refused stays in the list, and is tried again. Each change of its refusal is logged. An engine that
     /// has been registered anew is as it was registered last.
     pub fn take_up_registered(&self) {
         let mut changes = Vec::new();
@@ -175,18 +223,22 @@ impl Bridge {
         }
     }
 
-    /// Tends a state directory until the bridge stops. Reads or writes the list of registered engines again if that failed.
+    /// Tends the bridge's state until the bridge stops. Reads or writes the list of registered engines again if that failed.
     /// Tries the engines again that were refused. Removes files of engines that have not been followed for long.
     pub(super) async fn tend_state(self) {
-        let Some(registered) = &self.inner.registered else {
+        let registered = self.inner.registered.as_ref();
+        if registered.is_none() && self.shared_registrations().is_none() {
             return;
-        };
-        let pause = registered.interval().max(PAUSE_MIN);
+        }
+        let pause = registered
+            .map_or(REFUSED_PAUSE, Registered::interval)
+            .max(PAUSE_MIN);
         let mut cleaned_at = Instant::now();
         loop {
             tokio::time::sleep(pause).await;
             let has_refused = !self.inner.state.lock().kept.engines.is_empty();
-            let (is_behind, is_due) = (registered.is_behind(), cleaned_at.elapsed() >= CLEANED_AFTER);
+            let is_behind = registered.is_some_and(Registered::is_behind);
+            let is_due = registered.is_some() && cleaned_at.elapsed() >= CLEANED_AFTER;
             if is_due {
                 cleaned_at = Instant::now();
             }
@@ -210,10 +262,9 @@ impl Bridge {
     /// refused. Blocks the thread.
     fn catch_up_registered(&self) {
         let inner = &self.inner;
-        let Some(registered) = inner.registered.as_ref() else {
-            return;
-        };
-        if inner.state.lock().kept.gone.is_some() {
+        if let Some(registered) = &inner.registered
+            && inner.state.lock().kept.gone.is_some()
+        {
             let Some(listed) = registered.read_late(&inner.metrics) else {
                 return;
             };
@@ -254,4 +305,4 @@ impl Inner {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -9,15 +9,10 @@ use kvatlas_process::registry::{
     RemovedEngines, ServerState, SourceState,
 };
 
-use kvatlas_telemetry::LogGate;
-
 use super::Bridge;
-use super::servers::AskedServer;
+use super::servers::{AskedServer, presumed_key};
 use crate::discovery::Reports;
 use crate::hosts::host_of;
-use crate::state::{Registration, SharedRegistrations};
-
-static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
 
 impl Bridge {
     fn register_engine(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
@@ -25,62 +20,6 @@ impl Bridge {
         self.keep_registered();
         self.share(engine, true);
         Ok(())
-    }
-
-    /// Returns the registrations that this bridge shares with others; `None` if it shares none.
-    pub(super) fn shared_registrations(&self) -> Option<&SharedRegistrations> {
-        self.inner.options.state.as_ref()?.shared()
-    }
-
-    /// Tells the other bridges that `engine` was registered here, or unregistered. Does nothing if no registrations are shared.
-    pub(super) fn share(&self, engine: GivenEngine, is_registered: bool) {
-        if let Some(shared) = self.shared_registrations() {
-            let registration = Registration {
-                engine,
-                is_registered,
-            };
-            shared.note(registration, &self.inner.metrics);
-        }
-    }
-
-    /// Applies a registration that another bridge has taken: follows the engine, or stops following it. The other bridge has
-    /// checked the engine's host. A registration from before this bridge, or that it has heard before (`is_known`), leaves the
-    /// address and labels of an engine as they are now.
-    pub(super) fn apply(&self, registration: Registration, is_known: bool) {
-        let Registration {
-            engine,
-            is_registered,
-        } = registration;
-        if !is_registered {
-            return self.drop_registered(&engine);
-        }
-        if is_known && self.inner.state.lock().note_registered(&engine) {
-            return;
-        }
-        let followed = match self.follow_registered(&engine) {
-            // The other bridge has registered the engine anew, with other settings.
-            Err(RegisterRefusal::Conflict { .. }) => {
-                self.drop_registered(&engine);
-                self.follow_registered(&engine)
-            }
-            followed => followed,
-        };
-        if let Err(refusal) = followed
-            && let Some(suppressed) = REFUSED_GATE.admit()
-        {
-            let engine = engine.instance();
-            tracing::warn!(engine, %refusal, suppressed, "an engine that was registered with another bridge is not followed");
-        }
-    }
-
-    /// Stops following an engine that was registered. An engine that a source gives, too, is still followed.
-    fn drop_registered(&self, engine: &GivenEngine) {
-        let mut state = self.inner.state.lock();
-        state.set_registered(engine, false);
-        match engine {
-            GivenEngine::Publisher(engine) => state.release(&engine.key),
-            GivenEngine::Server(server) => self.release_server(&mut state, &server.key()),
-        }
     }
 }
 
@@ -122,13 +61,16 @@ impl EngineRegistry for Bridge {
             state.remove(key);
         }
         removed.extend(followed);
-        let kept = state.kept.unregister(meant, &self.inner.metrics).into_iter();
-        let kept: RemovedEngines = kept.filter(|key| !removed.contains(key)).collect();
-        removed.extend(kept);
+        let kept = state.kept.unregister(meant, &self.inner.metrics);
+        for key in kept.iter().map(presumed_key) {
+            if !removed.contains(&key) {
+                removed.push(key);
+            }
+        }
         let after: Vec<GivenEngine> = state.registered().collect();
         drop(state);
         self.keep_registered();
-        for engine in before {
+        for engine in before.into_iter().chain(kept) {
             if !after.contains(&engine) {
                 self.share(engine, false);
             }

@@ -50,7 +50,7 @@ pub(super) use keeper::Keeper;
 pub use place::{PlaceError, StatePlace};
 pub(super) use places::{KeptPlaces, PlacesError};
 pub(super) use registered::Registered;
-pub(super) use shared::{Registration, SharedRegistrations};
+pub(super) use shared::{HeardRegistration, Registration, SharedRegistrations, SharedRegistry};
 
 /// End of the name of an engine's file.
 const ENGINE_SUFFIX: &str = ".engine";

@@ -46,6 +46,30 @@ pub(in super::super) struct Registration {
     pub(in super::super) is_registered: bool,
 }
 
+/// Entry of the shared registrations, as a bridge has heard it.
+pub(in super::super) struct HeardRegistration {
+    pub(in super::super) registration: Registration,
+    /// Time at which JetStream took the entry.
+    pub(in super::super) written: SystemTime,
+    /// Whether the entry is no news: it is from before this bridge, or was heard before.
+    pub(in super::super) is_known: bool,
+}
+
+/// The bridge that shares registrations with others.
+pub(in super::super) trait SharedRegistry: Send + Sync {
+    /// Returns the registered engines that the bridge knows. Entries that JetStream has lost are written anew.
+    fn registered(&self) -> Vec<GivenEngine>;
+
+    /// Applies an entry that another bridge, or an earlier one, has written.
+    fn apply(&self, heard: HeardRegistration);
+
+    /// Notes whether the bridge has heard all entries that are in JetStream.
+    fn set_read(&self, is_read: bool);
+
+    /// Takes a revision of the table of ports.
+    fn heard_places(&self, revision: u64, places: PortPlaces);
+}
+
 /// The registrations over HTTP that bridges share through one set of files in JetStream. Clones share them.
 #[derive(Debug, Clone)]
 pub(in super::super) struct SharedRegistrations {
@@ -104,17 +128,13 @@ impl SharedRegistrations {
         self.news.notify_one();
     }
 
-    /// Opens the set of files in JetStream, and exchanges registrations with the other bridges. Writes the noted
-    /// registrations, and those of the `registered` engines that are missing in JetStream. Calls `apply` with the
-    /// registrations of all bridges, and with whether each is known: from before this bridge, or heard before. Calls `ports`
-    /// with each revision of the table of ports. Returns when another owner takes the set of files.
+    /// Opens the set of files in JetStream, and exchanges registrations between `registry` and the other bridges. Returns
+    /// when another owner takes the set of files.
     pub(in super::super) async fn run(
         self,
         nats: Client,
         metrics: Arc<BridgeMetrics>,
-        registered: impl Fn() -> Vec<GivenEngine>,
-        apply: impl Fn(Registration, bool),
-        ports: impl Fn(u64, PortPlaces),
+        registry: impl SharedRegistry,
     ) {
         let mut jetstream = async_nats::jetstream::new(nats.clone());
         jetstream.set_timeout(ANSWER_PATIENCE);
@@ -123,11 +143,11 @@ impl SharedRegistrations {
             let exchanged = match self.bucket.open(&jetstream).await {
                 Ok(stores) => {
                     tracing::info!(state = ?self.bucket, "the bridge's state is kept in JetStream");
-                    let engines = registered();
-                    Box::pin(self.exchange(&stores.keys, &mut known, engines, &metrics, &apply, &ports)).await
+                    Box::pin(self.exchange(&stores.keys, &mut known, &metrics, &registry)).await
                 }
                 Err(error) => Err(error),
             };
+            registry.set_read(false);
             match exchanged {
                 Ok(owner) => {
                     let error = self.bucket.fenced(&owner);
@@ -151,10 +171,8 @@ impl SharedRegistrations {
         &self,
         keys: &Store,
         known: &mut Option<KnownEntries>,
-        engines: Vec<GivenEngine>,
         metrics: &BridgeMetrics,
-        apply: &impl Fn(Registration, bool),
-        ports: &impl Fn(u64, PortPlaces),
+        registry: &impl SharedRegistry,
     ) -> io::Result<Bytes> {
         if let Some(owner) = self.bucket.other_owner(keys).await? {
             return Ok(owner);
@@ -162,7 +180,7 @@ impl SharedRegistrations {
         let info = keys.stream.get_info().await.map_err(io::Error::other)?;
         let before = known.take();
         let known = known.insert(KnownEntries::at(before, &info));
-        self.restore(keys, engines).await?;
+        self.restore(keys, registry.registered()).await?;
         let all = format!("{}>", self.bucket.prefix());
         let mut watch = keys.watch_with_history(all).await.map_err(io::Error::other)?;
         let ended = || io::Error::other("the watch of its keys has ended");
@@ -183,11 +201,14 @@ impl SharedRegistrations {
                         if entry.operation == Operation::Put
                             && let Some(places) = places_in(&self.bucket, &entry.value)
                         {
-                            ports(entry.revision, places);
+                            registry.heard_places(entry.revision, places);
                         }
                     } else if !self.is_outdated(&entry, &mut written) {
-                        self.heard(keys, &entry, known.until, apply).await?;
+                        self.heard(keys, &entry, known.until, registry).await?;
                         known.until = known.until.max(entry.revision);
+                    }
+                    if entry.seen_current {
+                        registry.set_read(true);
                     }
                 }
                 () = self.news.notified() => {}
@@ -233,7 +254,7 @@ impl SharedRegistrations {
         keys: &Store,
         entry: &Entry,
         known: u64,
-        apply: &impl Fn(Registration, bool),
+        registry: &impl SharedRegistry,
     ) -> io::Result<()> {
         if entry.operation != Operation::Put {
             return Ok(());
@@ -248,7 +269,8 @@ impl SharedRegistrations {
                 return Ok(());
             }
         };
-        let age = SystemTime::now().duration_since(SystemTime::from(entry.created));
+        let written = SystemTime::from(entry.created);
+        let age = SystemTime::now().duration_since(written);
         if !registration.is_registered && age.unwrap_or_default() > FORGOTTEN_AFTER {
             let subject = format!("{}{}", keys.prefix, entry.key);
             let purge = keys.stream.purge().filter(subject);
@@ -256,7 +278,11 @@ impl SharedRegistrations {
             let purged = purge.sequence(entry.revision.saturating_add(1)).await;
             purged.map_err(io::Error::other)?;
         }
-        apply(registration, entry.revision <= known);
+        registry.apply(HeardRegistration {
+            registration,
+            written,
+            is_known: entry.revision <= known,
+        });
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use async_nats::jetstream;
 use futures_util::TryStreamExt;
 use kvatlas_bridge::{Bridge, BridgeOptions, StateDirectory, StatePlace};
 use kvatlas_core::wire::Profile;
-use kvatlas_process::registry::{EngineRegistry, GivenEngine, NewEngine};
+use kvatlas_process::registry::{EngineRegistry, GivenEngine, MeantEngines, NewEngine};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -264,15 +264,20 @@ async fn a_registration_in_jetstream_leaves_a_given_address() {
 
 /// Starts a bridge that shares registrations with others in JetStream.
 fn sharing(site: &Site) -> Bridge {
+    let bridge = unconnected();
+    bridge.start(&site.client.nats);
+    bridge
+}
+
+/// Makes a bridge that will share registrations with others in JetStream.
+fn unconnected() -> Bridge {
     let place: StatePlace = "nats:kept".parse().unwrap();
     let interval = Duration::from_secs(5);
     let options = BridgeOptions {
         state: Some(StateDirectory::open_place(&place, Some("pair"), &subjects(), interval).unwrap()),
         ..BridgeOptions::default()
     };
-    let bridge = Bridge::new(subjects(), options);
-    bridge.start(&site.client.nats);
-    bridge
+    Bridge::new(subjects(), options)
 }
 
 fn register(bridge: &Bridge, name: &str, address: &str) {
@@ -315,6 +320,37 @@ async fn a_registration_is_news_after_jetstream_has_lost_the_others() {
     is_written(&site, "pair").await;
     register(&first, "gpu-0", "10.0.0.9:80");
     has_address(&second, "gpu-0", "10.0.0.9:80").await;
+    for bridge in [first, second] {
+        bridge.stop(false).await;
+    }
+}
+
+/// A request to unregister an engine reaches a bridge that has not read JetStream yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_is_unregistered_with_a_bridge_that_has_not_heard_of_it() {
+    let store = tempfile::tempdir().unwrap();
+    let site = Site::at(broker_on_store(&server(), store.path()).await, &[]).await;
+    let first = sharing(&site);
+    register(&first, "gpu-0", "10.0.0.1:80");
+    is_written(&site, "pair").await;
+    register(&first, "gpu-1", "10.0.0.1:81");
+    let second = unconnected();
+    let meant = MeantEngines::Named {
+        instance: "gpu-0".to_owned(),
+        model: "m".to_owned(),
+        tenant: None,
+        rank: None,
+    };
+    assert!(second.unregister(&meant).is_empty());
+    second.start(&site.client.nats);
+    for bridge in [&first, &second] {
+        eventually("only the other engine is followed", async || {
+            let engines = bridge.engines().into_iter();
+            let names: Vec<_> = engines.map(|state| state.engine.key.instance).collect();
+            (names == ["gpu-1"]).then_some(())
+        })
+        .await;
+    }
     for bridge in [first, second] {
         bridge.stop(false).await;
     }

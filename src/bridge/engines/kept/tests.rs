@@ -10,7 +10,7 @@ use super::*;
 use crate::state::StateDirectory;
 use crate::{EngineDefaults, parse_engine};
 
-fn given(text: &str) -> GivenEngine {
+pub(in super::super) fn given(text: &str) -> GivenEngine {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),
         ..EngineDefaults::default()
@@ -58,7 +58,7 @@ fn followed(bridge: &Bridge) -> Vec<(String, Option<String>)> {
     engines.chain(servers).collect()
 }
 
-fn names(bridge: &Bridge) -> Vec<String> {
+pub(in super::super) fn names(bridge: &Bridge) -> Vec<String> {
     followed(bridge).into_iter().map(|(name, _)| name).collect()
 }
 

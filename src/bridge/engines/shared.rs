@@ -1,0 +1,99 @@
+//! The bridge's side of the registrations that bridges share.
+
+use kvatlas_process::registry::{GivenEngine, RegisterRefusal};
+use kvatlas_telemetry::LogGate;
+
+use super::{Bridge, BridgeState};
+use crate::republish::PortPlaces;
+use crate::state::{HeardRegistration, Registration, SharedRegistrations, SharedRegistry};
+
+static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
+
+impl Bridge {
+    /// Returns the registrations that this bridge shares with others; `None` if it shares none.
+    pub(super) fn shared_registrations(&self) -> Option<&SharedRegistrations> {
+        self.inner.options.state.as_ref()?.shared()
+    }
+
+    /// Tells the other bridges that `engine` was registered here, or unregistered. Does nothing if no registrations are shared.
+    pub(super) fn share(&self, engine: GivenEngine, is_registered: bool) {
+        if let Some(shared) = self.shared_registrations() {
+            let registration = Registration {
+                engine,
+                is_registered,
+            };
+            shared.note(registration, &self.inner.metrics);
+        }
+    }
+
+    /// Follows an engine that was registered with another bridge. An engine that is refused is tried again.
+    fn follow_shared(&self, state: &mut BridgeState, engine: GivenEngine) {
+        let followed = match self.follow_in(state, engine.clone()) {
+            // The other bridge has registered the engine anew, with other settings.
+            Err(RegisterRefusal::Conflict { .. }) => {
+                self.drop_registered(state, &engine);
+                self.follow_in(state, engine.clone())
+            }
+            followed => followed,
+        };
+        let Err(refusal) = followed else {
+            return state.set_registered(&engine, true);
+        };
+        if let Some(suppressed) = REFUSED_GATE.admit() {
+            let engine = engine.instance();
+            tracing::warn!(engine, %refusal, suppressed, "an engine that was registered with another bridge is not followed");
+        }
+        state.kept.keep(engine, refusal, &self.inner.metrics);
+    }
+
+    /// Stops following an engine that was registered. An engine that a source gives, too, is still followed.
+    fn drop_registered(&self, state: &mut BridgeState, engine: &GivenEngine) {
+        state.set_registered(engine, false);
+        match engine {
+            GivenEngine::Publisher(engine) => state.release(&engine.key),
+            GivenEngine::Server(server) => self.release_server(state, &server.key()),
+        }
+    }
+}
+
+impl SharedRegistry for Bridge {
+    fn registered(&self) -> Vec<GivenEngine> {
+        self.inner.state.lock().known_registered()
+    }
+
+    /// Follows the engine, or stops following it. The other bridge has checked the engine's host. A known registration
+    /// leaves the address and labels of an engine as they are now.
+    fn apply(&self, heard: HeardRegistration) {
+        let HeardRegistration {
+            registration: Registration {
+                engine,
+                is_registered,
+            },
+            written,
+            is_known,
+        } = heard;
+        let mut state = self.inner.state.lock();
+        state.kept.forget(&engine);
+        if !is_registered {
+            self.drop_registered(&mut state, &engine);
+        } else if state.kept.is_gone(&engine, written) {
+            drop(state);
+            self.share(engine, false);
+        } else if !(is_known && state.note_registered(&engine)) {
+            self.follow_shared(&mut state, engine);
+        }
+    }
+
+    fn set_read(&self, is_read: bool) {
+        self.inner.state.lock().kept.set_read(is_read);
+    }
+
+    fn heard_places(&self, revision: u64, places: PortPlaces) {
+        if let Some(republisher) = &self.inner.republisher {
+            republisher.heard_places(revision, places);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+use std::time::{Duration, SystemTime};
+
+use kvatlas_core::wire::Subjects;
+use kvatlas_process::registry::EngineRegistry;
+
+use super::super::BridgeOptions;
+use super::super::kept::tests::{given, names};
+use super::*;
+use crate::StatePlace;
+use crate::state::StateDirectory;
+
+/// Makes a bridge whose registrations are in JetStream, and that is not connected yet.
+fn sharing() -> Bridge {
+    let (subjects, place) = (
+        Subjects::new("kvatlas").unwrap(),
+        "nats:kept".parse::<StatePlace>().unwrap(),
+    );
+    let state = StateDirectory::open_place(&place, Some("pair"), &subjects, Duration::ZERO).unwrap();
+    let options = BridgeOptions {
+        state: Some(state),
+        ..BridgeOptions::default()
+    };
+    Bridge::new(subjects, options)
+}
+
+fn entry(text: &str, is_registered: bool) -> HeardRegistration {
+    HeardRegistration {
+        registration: Registration {
+            engine: given(text),
+            is_registered,
+        },
+        written: SystemTime::now(),
+        is_known: false,
+    }
+}
+
+fn sizes(bridge: &Bridge) -> Vec<(String, u32)> {
+    let engines = bridge.engines().into_iter();
+    let engines = engines.map(|state| (state.engine.key.instance, state.engine.block_size));
+    engines.collect()
+}
+
+/// Another bridge has registered both engines of a model anew, with another block size. JetStream keeps the last entry of
+/// each engine only, so the first of them is refused beside the old entry of the second.
+#[tokio::test]
+async fn an_entry_that_is_refused_beside_an_old_one_is_tried_again() {
+    let bridge = sharing();
+    let at = |engine: u32, size: u32| format!("gpu-{engine}=tcp://127.0.0.1:{engine},block_size={size}");
+    for (engine, size) in [(1, 16), (2, 16), (1, 32)] {
+        bridge.apply(entry(&at(engine, size), true));
+    }
+    assert_eq!(sizes(&bridge), [("gpu-2".to_owned(), 16)]);
+    bridge.take_up_registered();
+    assert_eq!(sizes(&bridge), [("gpu-2".to_owned(), 16)], "it is refused again");
+    bridge.apply(entry(&at(2, 32), true));
+    bridge.take_up_registered();
+    assert_eq!(
+        sizes(&bridge),
+        [("gpu-1".to_owned(), 32), ("gpu-2".to_owned(), 32)]
+    );
+}
+
+#[tokio::test]
+async fn the_last_entry_of_a_refused_engine_counts() {
+    let bridge = sharing();
+    bridge.apply(entry("gpu-1=tcp://127.0.0.1:1,block_size=16", true));
+    for size in [32, 64, 16] {
+        bridge.apply(entry(&format!("gpu-2=tcp://127.0.0.1:2,block_size={size}"), true));
+    }
+    assert_eq!(names(&bridge), ["gpu-1", "gpu-2"]);
+    bridge.apply(entry("gpu-3=tcp://127.0.0.1:3,block_size=32", true));
+    bridge.apply(entry("gpu-3=tcp://127.0.0.1:3,block_size=32", false));
+    bridge.apply(entry("gpu-1=tcp://127.0.0.1:1,block_size=16", false));
+    bridge.apply(entry("gpu-2=tcp://127.0.0.1:2,block_size=16", false));
+    bridge.take_up_registered();
+    assert!(names(&bridge).is_empty(), "nothing older comes back");
+}
+
+/// A request to unregister an engine comes before the bridge has read JetStream, or names an engine that the bridge refuses.
+#[tokio::test]
+async fn a_request_for_an_engine_that_is_not_followed_counts() {
+    let bridge = sharing();
+    let meant = |name: &str| kvatlas_process::registry::MeantEngines::Named {
+        instance: name.to_owned(),
+        model: "m".to_owned(),
+        tenant: None,
+        rank: None,
+    };
+    let earlier = entry("gpu-1=tcp://127.0.0.1:1", true);
+    assert!(bridge.unregister(&meant("gpu-1")).is_empty());
+    bridge.apply(earlier);
+    assert!(names(&bridge).is_empty());
+    bridge.apply(entry("gpu-1=tcp://127.0.0.1:1", true));
+    assert_eq!(names(&bridge), ["gpu-1"], "it was registered again since then");
+    bridge.set_read(true);
+    bridge.apply(entry("gpu-2=tcp://127.0.0.1:2,block_size=64", true));
+    assert_eq!(names(&bridge), ["gpu-1"]);
+    assert_eq!(bridge.unregister(&meant("gpu-2")).len(), 1);
+    bridge.unregister(&meant("gpu-1"));
+    bridge.take_up_registered();
+    assert!(names(&bridge).is_empty());
+}
