@@ -143,7 +143,7 @@ integration_twice() {
             echo "== a second try of: $failed"
             # Those with real processes only: one of another binary has no such excuse, and is missed in the count.
             # shellcheck disable=SC2086
-            if RUST_TEST_THREADS=1 logged "$said" cargo test --locked --package kvatlas --test integration -- --exact $failed &&
+            if RUST_TEST_THREADS=1 logged "$said" cargo test --locked --workspace --test integration -- --exact $failed &&
                 grep -q "^test result: ok\. $count passed" "$said"; then
                 tried=0
                 flaky "$failed"
