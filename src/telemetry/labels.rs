@@ -308,6 +308,8 @@ label_values! {
         Skipped => "skipped",
         /// The stream is gone or was changed, or another stream has taken its place.
         Stream => "stream",
+        /// The stream has another leader, or none: messages that came meanwhile may not be in it.
+        Leader => "leader",
     }
 }
 

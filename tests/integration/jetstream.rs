@@ -474,6 +474,28 @@ async fn messages_removed_from_the_end_of_the_stream_are_missed() {
     }
 }
 
+/// Nothing has come since the snapshot, and its last message is gone. There is nothing to read or to compare.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_message_that_was_read_may_be_gone() {
+    let broker = Restartable::start(&server()).await;
+    let client = Client::connect(broker.url()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let settings = [JETSTREAM, ("snapshots.directory", path_text(folder.path()))];
+    let first = daemon(broker.url(), &settings).await;
+    let [mut steady, _other] = of_three_blocks(&client, ["steady", "other"]).await;
+    first.stop().await;
+    let stream = jetstream::new(client.nats.clone())
+        .get_stream(STREAM)
+        .await
+        .unwrap();
+    stream.delete_message(2).await.unwrap();
+    let second = Process::serve(broker.url(), &settings);
+    let status = client.holder("steady", 0).await.unwrap();
+    assert_eq!((status.blocks, reasons(&status)), (3, vec!["unverified"]));
+    assert!(client.tell(&mut steady, "steady", 0, Vec::new()).await.exact);
+    second.stop();
+}
+
 /// Another client pauses the daemon's consumers of the stream, which then deliver nothing and report no waiting
 /// messages. The daemon must notice this before its answers are too old to be exact, and read the stream through
 /// another consumer.

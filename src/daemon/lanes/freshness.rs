@@ -97,9 +97,13 @@ impl Freshness {
     }
 
     /// Notes that the daemon knew the whole stream at `at_us`: it had read every message in the stream, or knew that
-    /// the message was unread. 0 means that no stream is followed.
-    pub(crate) fn stream_known(&self, at_us: u64) {
-        self.known_us.store(at_us, Ordering::Release);
+    /// the message was unread. 0 means that no stream is followed. `answered_us` is the time of the last question that the
+    /// stream's leader has answered. Messages may come for longer, from servers that do not lead the stream: they show only
+    /// for the allowed age that nothing else has come.
+    pub(crate) fn stream_known(&self, at_us: u64, answered_us: u64) {
+        let limit_us = self.behind_after_us.unwrap_or(u64::MAX);
+        let known_us = at_us.min(answered_us.saturating_add(limit_us));
+        self.known_us.store(known_us, Ordering::Release);
     }
 
     /// Whether the broker has been silent for longer than is allowed.
@@ -146,8 +150,7 @@ impl Freshness {
         Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
     }
 
-    /// Interval at which the daemon asks the server for the number of the stream's last message. It asks only while no
-    /// message comes. The interval is less than half the limit on the age of the state, so that an idle stream makes no
+    /// Interval at which the daemon asks the server for the number of the stream's last message. The interval is less than half the limit on the age of the state, so that an idle stream makes no
     /// holder count as behind.
     pub(crate) fn look_interval(&self) -> Duration {
         let longest = Duration::from_millis(500);
@@ -347,7 +350,7 @@ mod tests {
         let arrival = |unread_since_us: u64, known_us: u64| {
             let (paused, _) = freshness(Some(limit), short);
             paused.set_unread(unread_since_us);
-            paused.stream_known(known_us);
+            paused.stream_known(known_us, known_us);
             let arrival = paused.arrival(Duration::ZERO);
             assert_eq!(arrival.sent_us, arrival.came_us);
             (arrival.came_us, arrival.is_new)
@@ -383,7 +386,7 @@ mod tests {
         // The pulse comes back, and nobody says what the stream has.
         quiet.heard(now_us);
         assert_eq!(quiet.silent_us(now_us), None);
-        quiet.stream_known(now_us - 3_000_000);
+        quiet.stream_known(now_us - 3_000_000, now_us);
         assert_eq!(quiet.silent_us(now_us), Some(3_000_000));
         assert_eq!(freshness(None, silent).0.silent_us(now_us), None);
     }
@@ -444,16 +447,19 @@ mod tests {
     fn everybody_is_behind_while_the_end_of_the_stream_is_not_known() {
         let namespace = NamespaceName::new("llama").unwrap();
         let (unknown, _) = freshness(Some(Duration::from_secs(1)), Duration::ZERO);
-        unknown.stream_known(now_us() - 2_000_000);
+        unknown.stream_known(now_us() - 2_000_000, now_us());
         let look = unknown.look(&namespace);
         assert!(look.is_everybody_behind && look.behind_us >= 2_000_000);
-        unknown.stream_known(now_us());
+        unknown.stream_known(now_us(), now_us());
         assert!(!unknown.look(&namespace).is_everybody_behind);
+        // Messages come, but the stream's leader has not answered since.
+        unknown.stream_known(now_us(), now_us() - 3_000_000);
+        assert!(unknown.look(&namespace).behind_us >= 2_000_000);
         // Without a stream, or without a limit, no holder is behind.
-        unknown.stream_known(0);
+        unknown.stream_known(0, 0);
         assert!(!unknown.look(&namespace).is_everybody_behind);
         let (unlimited, _) = freshness(None, Duration::ZERO);
-        unlimited.stream_known(1);
+        unlimited.stream_known(1, 1);
         assert!(!unlimited.look(&namespace).is_everybody_behind);
     }
 

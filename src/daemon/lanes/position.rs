@@ -75,19 +75,18 @@ impl StreamPosition {
         }
     }
 
-    /// Whether the stream has been read up to its end through the servers with the identity `servers`, and not through
+    /// Whether the stream has been read up to its end through the servers with the digest `servers`, and not through
     /// others since.
-    pub(crate) fn is_through(&self, servers: &str) -> bool {
+    pub(crate) fn is_through(&self, servers: u64) -> bool {
         let cursor = self.cursor.lock();
-        let known = cursor.as_ref().and_then(|cursor| cursor.server);
-        known == Some(xxh3_64(servers.as_bytes()))
+        cursor.as_ref().and_then(|cursor| cursor.server) == Some(servers)
     }
 
-    /// Notes that the stream has been read up to its end through the servers with the identity `servers`. `None` if the
+    /// Notes that the stream has been read up to its end through the servers with the digest `servers`. `None` if the
     /// stream's server may have been away since.
-    pub(crate) fn note_servers(&self, servers: Option<&str>) {
+    pub(crate) fn note_servers(&self, servers: Option<u64>) {
         if let Some(cursor) = self.cursor.lock().as_mut() {
-            cursor.server = servers.map(|servers| xxh3_64(servers.as_bytes()));
+            cursor.server = servers;
         }
     }
 

@@ -23,11 +23,13 @@ pub(super) struct Attached {
     pub(super) stall: Option<StreamStall>,
     /// Digest of who led the stream when the consumer was made, and since when.
     pub(super) leadership: u64,
-    /// Identity of the servers through which the stream is read: the connection's, and the stream's leader.
-    pub(super) servers: String,
+    /// Digest of the servers through which the stream is read: the connection's, and the stream's leader.
+    pub(super) servers: u64,
     /// Number that the consumer gives to the next message that it delivers.
     pub(super) delivery: u64,
     pub(super) unread: Unread,
+    /// Time in microseconds of the last question about the stream that its leader has answered.
+    pub(super) answered_us: u64,
     /// Number of the last read message at the time of the last look for the next message.
     pub(super) looked_at: Option<u64>,
     /// Roll call of the present generation: the time in which every publisher sends at least one message. `None`

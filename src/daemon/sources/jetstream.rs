@@ -33,6 +33,7 @@ use tokio::sync::watch;
 use tokio::task::coop::unconstrained;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::lanes::{LanePool, PoolError, StreamPosition, log_lane_stopped, now_us};
 use crate::traces::Tracer;
@@ -50,7 +51,7 @@ use super::consumer_check::{ConsumerCheck, is_continued};
 use super::pulse::{Beat, Pulse};
 use super::span_of;
 use super::stream::{EventStream, StreamError, StreamSpan, age_of, probe};
-use super::stream_end::{StreamEnd, StreamLook, WatchedStream};
+use super::stream_end::{StreamChange, StreamEnd, StreamLook, WatchedStream};
 use super::stream_info::info_subject;
 use super::unread::Unread;
 
@@ -176,8 +177,8 @@ impl JetStreamSource {
         let clock = &freshness.stream_clock;
         let stream = EventStream::open(&self.jetstream, &self.config, subject, clock).await?;
         // Before the first answer, the client may not know any server yet.
-        let leadership = stream.leadership();
-        let servers = format!("{} {leadership}", self.client.server_info().server_id);
+        let leadership = stream.leadership;
+        let servers = xxh3_64_with_seed(self.client.server_info().server_id.as_bytes(), leadership);
         let cursor = self.resume(&stream);
         let StreamSpan { first, last } = stream.span();
         let check = ConsumerCheck::of(&cursor, first, stream.beginning());
@@ -187,11 +188,10 @@ impl JetStreamSource {
         let waiting = consumer.cached_info().num_pending;
         let has_unread = waiting > u64::from(check.is_some());
         // The stream has had messages after the cursor, but the consumer finds none of them. They are gone, or this
-        // server does not have them yet. They count as gone if they did not come in time before (`not_come`), or if
-        // there is nothing to compare (`check`).
-        let is_lost = last > cursor.sequence
-            && !has_unread
-            && (check.is_none() || self.not_come.is_some_and(|awaited| awaited >= last));
+        // server does not have them yet: a replica may still be catching up. They count as gone if they did not come in
+        // time before.
+        let is_behind = last > cursor.sequence;
+        let is_lost = is_behind && !has_unread && self.not_come.is_some_and(|awaited| awaited >= last);
         if is_lost {
             self.note_lost(last - cursor.sequence, cursor.sequence + 1);
             self.position.advance(last, None);
@@ -216,12 +216,13 @@ impl JetStreamSource {
             first,
             messages,
             check,
-            target: if waiting == 0 || is_lost { 0 } else { last },
+            target: if is_behind && !is_lost { last } else { 0 },
             stall: Some(stall),
             leadership,
             servers,
             delivery: 1,
             unread: Unread::since(asked_us),
+            answered_us: asked_us,
             looked_at: None,
             roll_call: None,
         })
@@ -293,7 +294,7 @@ impl JetStreamSource {
             Err(error) => return Detached::Reset(ConsumerReset::Connection, error.to_string()),
         };
         freshness.set_unread(0);
-        freshness.stream_known(attached.unread.known_us());
+        freshness.stream_known(attached.unread.known_us(), attached.answered_us);
         self.attached.send_replace(true);
         if let Some(first) = attached.first.take()
             && let Err((reason, detail)) = self.take(first, &mut attached).await
@@ -327,16 +328,17 @@ impl JetStreamSource {
                     }
                     Beat::Sent | Beat::Other => Ok(()),
                 },
-                next = attached.messages.next() => self.take_next(next, &mut attached).await,
+                // Before the messages, which may always be there.
                 look = end.told() => look
                     .map(|look| self.note_end(look, &mut attached))
-                    .map_err(|changed| self.note_changed(changed)),
+                    .map_err(|change| self.note_changed(&change)),
+                next = attached.messages.next() => self.take_next(next, &mut attached).await,
                 () = Attached::roll_called(&mut attached.roll_call) => {
                     let taken = self.take_buffered(&mut attached).await;
                     self.close_roll_call(&mut attached);
                     taken
                 }
-                _ = looks.tick() => self.look_for_next(&mut attached),
+                _ = looks.tick() => self.look_for_next(&mut attached).await,
             };
             if let Err((reason, detail)) = taken {
                 return Detached::Reset(reason, detail);
@@ -346,9 +348,13 @@ impl JetStreamSource {
 
     /// Notes that the stream is not as it must be, or has another leader. Messages that came meanwhile may not be in it, and
     /// leave no hole in its numbers.
-    fn note_changed(&self, changed: String) -> Broken {
+    fn note_changed(&self, change: &StreamChange) -> Broken {
         self.doubt();
-        (ConsumerReset::Stream, changed)
+        let reason = match change {
+            StreamChange::Leader(_) => ConsumerReset::Leader,
+            StreamChange::Config(_) => ConsumerReset::Stream,
+        };
+        (reason, change.to_string())
     }
 
     fn watched(&self, leadership: u64) -> WatchedStream {
@@ -357,7 +363,6 @@ impl JetStreamSource {
             name: self.config.name.clone(),
             subject: self.subject.clone(),
             leadership,
-            position: Arc::clone(&self.position),
             pool: Arc::clone(&self.pool),
         }
     }
@@ -366,6 +371,7 @@ impl JetStreamSource {
     /// to that number count as waiting, even if the consumer counts no waiting message.
     fn note_end(&self, look: StreamLook, attached: &mut Attached) {
         let sequence = self.position.sequence();
+        attached.answered_us = look.asked_us;
         let since_us = attached.unread.note_end(sequence, look);
         self.publish_age(since_us, attached);
         self.metrics
@@ -378,7 +384,7 @@ impl JetStreamSource {
         let freshness = self.pool.freshness();
         // In this order, so that no query takes an unread message for a read one.
         freshness.set_unread(unread_since_us);
-        freshness.stream_known(attached.unread.known_us());
+        freshness.stream_known(attached.unread.known_us(), attached.answered_us);
     }
 
     /// Notes that every publisher is known, because the roll call is over. Drops the roll call instead if it is of an
@@ -400,18 +406,23 @@ impl JetStreamSource {
 
     /// Checks whether a message has come since the last call. If none has come although the stream is known to have a
     /// further one, that message may be gone. In that case returns an error, so that a new consumer shows whether the
-    /// message is gone.
-    fn look_for_next(&mut self, attached: &mut Attached) -> Result<(), Broken> {
+    /// message is gone. If only the message to compare with has not come, it is gone, and nothing can be compared.
+    async fn look_for_next(&mut self, attached: &mut Attached) -> Result<(), Broken> {
         let last = self.position.sequence();
         if attached.looked_at.replace(last) != Some(last) {
             return Ok(());
         }
         self.not_come = attached.awaited(last);
-        self.not_come.map_or(Ok(()), |awaited| {
+        if let Some(awaited) = self.not_come {
             let detail =
                 format!("nothing has come for {NEXT_PATIENCE:?}, and the stream has had message {awaited}");
-            Err((ConsumerReset::Delivery, detail))
-        })
+            return Err((ConsumerReset::Delivery, detail));
+        }
+        if attached.check.take().is_some() {
+            self.doubt();
+            self.end_stall(attached, last).await;
+        }
+        Ok(())
     }
 
     /// Hands the messages that have come to the lanes.
@@ -539,10 +550,10 @@ impl JetStreamSource {
             attached.stall = Some(stall);
             return;
         }
-        if !self.position.is_through(&attached.servers) {
+        if !self.position.is_through(attached.servers) {
             // In this order: a snapshot must not have the new servers with the old generation.
             self.doubt();
-            self.position.note_servers(Some(&attached.servers));
+            self.position.note_servers(Some(attached.servers));
         }
         let generation = self.trust.generation();
         self.trust.follow(generation);

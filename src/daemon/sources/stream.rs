@@ -80,6 +80,12 @@ pub(super) enum StreamError {
         /// Setting that the stream must not have.
         setting: &'static str,
     },
+    /// Stream has no leader, so that it takes no events.
+    #[error("the stream {name} has no leader: too few of the servers that have it can be reached")]
+    Leaderless {
+        /// Name of the stream.
+        name: String,
+    },
     /// Asking for messages failed.
     #[error("cannot read the stream {name}: {source}")]
     Pull {
@@ -128,6 +134,8 @@ pub(super) struct EventStream {
     jetstream: Context,
     info: Info,
     subject: String,
+    /// Digest of who leads the stream, and since when (see [`leadership`]).
+    pub(super) leadership: u64,
 }
 
 /// First and last number of the messages in the stream.
@@ -168,6 +176,7 @@ impl EventStream {
         check_config(&info.config, &subject)?;
         Ok(Self {
             jetstream: jetstream.clone(),
+            leadership: leadership(&info).ok_or_else(|| StreamError::Leaderless { name: name() })?,
             info,
             subject,
         })
@@ -180,11 +189,6 @@ impl EventStream {
             first: state.first_sequence.max(1),
             last: state.last_sequence,
         }
-    }
-
-    /// Returns the digest of who leads the stream, and since when (see [`leadership`]).
-    pub(super) fn leadership(&self) -> u64 {
-        leadership(&self.info)
     }
 
     /// Returns the position before the stream's first message.
@@ -261,6 +265,8 @@ pub(super) fn check_config(config: &stream::Config, subject: &str) -> Result<(),
         config if config.discard == DiscardPolicy::New => "discard = new",
         config if config.sealed => "sealed = true",
         config if config.subject_transform.is_some() => "subject_transform",
+        // Their messages are not on the subject, or come twice.
+        config if config.sources.as_ref().is_some_and(|sources| !sources.is_empty()) => "sources",
         _ => return Ok(()),
     };
     Err(StreamError::Setting {
@@ -366,6 +372,10 @@ mod tests {
             "discard = new",
         );
         is_refused(&changed(|config| config.sealed = true), "sealed");
+        is_refused(
+            &changed(|config| config.sources = Some(vec![stream::Source::default()])),
+            "sources",
+        );
     }
 
     #[test]

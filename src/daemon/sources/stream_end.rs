@@ -1,30 +1,39 @@
 //! Checks of the end of the events stream, and of its configuration, while it is read.
 //!
 //! Anybody with the right to do so can pause or change a consumer. The consumer then delivers nothing, reports no
-//! error, and counts no message as waiting. So while no message comes, the server is asked for the number of the
-//! stream's last message.
+//! error, and counts no message as waiting. So the server is asked for the number of the stream's last message.
 //!
 //! Anybody with the right to do so can also change the stream. The stream may then not keep all events, and no message
-//! comes that shows it. So each answer of the server is checked ([`check_config`]).
+//! comes that shows it. So each answer of the server is checked ([`check_config`]). The same holds for the stream's leader:
+//! what is published while there is none never comes, and the messages of others go on.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::Context;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::lanes::{LanePool, StreamPosition, now_us};
+use crate::lanes::{LanePool, now_us};
 
 use super::stream::check_config;
 use super::stream_info::{leadership, look_up};
 
-/// Time that the server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum time between two questions to the server, even while messages come. The stream's configuration and the
-/// server's clock are known as of the last answer.
-const LOOK_INTERVAL_MAX: Duration = Duration::from_secs(2);
+/// Shortest and longest time that the server may take to answer. A stream without a leader does not answer, and one that
+/// gets a new leader meanwhile does not either: the next question finds it.
+const PATIENCE: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(2)];
+
+/// Change of the stream with which events may have been lost, although the messages that come have no hole.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum StreamChange {
+    /// Stream has another leader, or none.
+    #[error("the stream has {0}: it may have taken nothing meanwhile")]
+    Leader(&'static str),
+    /// Stream has a configuration with which it does not keep all events. Has the error's text.
+    #[error("{0}")]
+    Config(String),
+}
 
 /// Report of the server about the end of the stream at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -38,7 +47,7 @@ pub(super) struct StreamLook {
 
 /// Watcher that asks the server for the number of the stream's last message.
 pub(super) struct StreamEnd {
-    last: watch::Receiver<Result<StreamLook, String>>,
+    last: watch::Receiver<Result<StreamLook, StreamChange>>,
     _looking: AbortOnDropHandle<()>,
 }
 
@@ -51,32 +60,30 @@ pub(super) struct WatchedStream {
     pub(super) subject: String,
     /// Digest of who leads the stream, and since when (see [`leadership`]).
     pub(super) leadership: u64,
-    pub(super) position: Arc<StreamPosition>,
     pub(super) pool: Arc<LanePool>,
 }
 
 impl StreamEnd {
-    /// Begins to ask for the number of the last message of the stream. Asks now, and then whenever the position has
-    /// not changed for `interval`.
+    /// Begins to ask for the number of the last message of the stream. Asks now, and then in each `interval`, also while
+    /// messages come.
     pub(super) fn watch(stream: WatchedStream, interval: Duration) -> Self {
         let (told, last) = watch::channel(Ok(StreamLook::default()));
         let looking = tokio::spawn(async move {
+            let patience = (interval * 4).clamp(PATIENCE[0], PATIENCE[1]);
             let mut interval = tokio::time::interval(interval);
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut before = Some(stream.position.sequence());
-            let mut looked = Instant::now();
             loop {
                 interval.tick().await;
-                let now = stream.position.sequence();
-                let is_idle = before.replace(now) == Some(now);
-                if !is_idle && looked.elapsed() < LOOK_INTERVAL_MAX {
-                    continue;
-                }
-                looked = Instant::now();
                 // If the server does not answer, the end of the stream is not known, and answers say so.
-                if let Some(look) = stream.look().await {
-                    // The report before is of no use any more.
-                    drop(told.send_replace(look));
+                if let Some(look) = stream.look(patience).await {
+                    told.send_if_modified(|before| {
+                        // A change stays until it has been read: it may have been undone since.
+                        let is_news = before.is_ok();
+                        if is_news {
+                            *before = look;
+                        }
+                        is_news
+                    });
                 }
             }
         });
@@ -87,8 +94,8 @@ impl StreamEnd {
     }
 
     /// Waits for the server's next report about the end of the stream, and returns the report. The error says that the
-    /// stream is no longer as it must be, or has another leader. The future can be dropped at any time.
-    pub(super) async fn told(&mut self) -> Result<StreamLook, String> {
+    /// stream has changed. The future can be dropped at any time.
+    pub(super) async fn told(&mut self) -> Result<StreamLook, StreamChange> {
         match self.last.changed().await {
             Ok(()) => self.last.borrow_and_update().clone(),
             // The runtime is ending.
@@ -98,21 +105,21 @@ impl StreamEnd {
 }
 
 impl WatchedStream {
-    /// Asks the server for the number of the stream's last message. Returns `None` if the server does not answer. The
-    /// error says that the stream is not as it must be, or has another leader.
-    async fn look(&self) -> Option<Result<StreamLook, String>> {
+    /// Asks the server for the number of the stream's last message. Returns `None` if the server does not answer within
+    /// `patience`.
+    async fn look(&self, patience: Duration) -> Option<Result<StreamLook, StreamChange>> {
         let freshness = self.pool.freshness();
         let asked_us = now_us();
         let asking = look_up(&self.jetstream, &self.name, &freshness.stream_clock);
-        let info = tokio::time::timeout(PATIENCE, asking).await.ok()?.ok()?;
+        let info = tokio::time::timeout(patience, asking).await.ok()?.ok()?;
         let last = info.state.last_sequence;
-        let checked = check_config(&info.config, &self.subject);
-        Some(match checked {
-            Ok(()) if leadership(&info) != self.leadership => {
-                Err("the stream has another leader: it may have taken nothing meanwhile".to_owned())
-            }
-            Ok(()) => Ok(StreamLook { last, asked_us }),
-            Err(error) => Err(error.to_string()),
+        if let Err(error) = check_config(&info.config, &self.subject) {
+            return Some(Err(StreamChange::Config(error.to_string())));
+        }
+        Some(match leadership(&info) {
+            Some(now) if now == self.leadership => Ok(StreamLook { last, asked_us }),
+            Some(_) => Err(StreamChange::Leader("another leader")),
+            None => Err(StreamChange::Leader("no leader")),
         })
     }
 }

@@ -49,10 +49,11 @@ pub(crate) fn info_subject(name: &str) -> String {
     format!("$JS.API.STREAM.INFO.{name}")
 }
 
-/// Returns a digest of the server that leads the stream and of the time since which it does. It is another one after an
-/// election, also of the same server. Without a cluster it is always the same. In a cluster whose servers do not tell the
-/// time, it is another one in each process.
-pub(super) fn leadership(info: &Info) -> u64 {
+/// Returns a digest of the server that leads the stream and of the time since which it does; `None` if nobody leads the
+/// stream, which takes no messages then. It is another one after an election, also of the same server. Without a cluster it
+/// is always the same. In a cluster it is another one in each process if the servers do not tell the time: those before
+/// 2.11.9, and all for a stream without replicas.
+pub(super) fn leadership(info: &Info) -> Option<u64> {
     static OF_PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
     let is_named = |name: &String| !name.is_empty();
     // A server without a cluster names itself as the leader.
@@ -61,11 +62,11 @@ pub(super) fn leadership(info: &Info) -> u64 {
         .as_ref()
         .filter(|cluster| cluster.name.as_ref().is_some_and(is_named))
     else {
-        return 0;
+        return Some(0);
     };
     let since = cluster.leader_since.map_or(*OF_PROCESS, unix_us);
-    let leader = cluster.leader.as_deref().unwrap_or_default();
-    xxh3_64_with_seed(leader.as_bytes(), since)
+    let leader = cluster.leader.as_ref().filter(|leader| is_named(leader))?;
+    Some(xxh3_64_with_seed(leader.as_bytes(), since))
 }
 
 /// Returns a time of the server in microseconds since the Unix epoch.
@@ -127,6 +128,12 @@ mod tests {
         let untold = || of(serde_json::json!({"name": "c", "leader": "a"}));
         assert!(untold() != first && untold() == untold());
         let alone = of(serde_json::json!({"leader": "a"}));
-        assert!(alone == of(serde_json::Value::Null) && alone != untold());
+        assert!(alone == of(serde_json::Value::Null) && alone != untold() && alone.is_some());
+        for nobody in [
+            serde_json::json!({"name": "c"}),
+            serde_json::json!({"name": "c", "leader": ""}),
+        ] {
+            assert_eq!(of(nobody), None);
+        }
     }
 }

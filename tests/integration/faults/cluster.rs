@@ -13,6 +13,7 @@ use crate::support::way::Way;
 use crate::support::{
     Client, PATIENCE, daemon, eventually, hashes, http_get, is_long_form, old_server, server, skipped, stored,
 };
+use kvatlas_core::wire::Tier;
 use kvatlas_daemon::Daemon;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -260,6 +261,49 @@ async fn another_leader_of_the_stream_leaves_doubts_until_the_next_batch() {
             told.exact.then_some(())
         },
     )
+    .await;
+    daemon.stop().await;
+}
+
+/// One of the two servers that have the stream is gone, so nobody leads it, and it takes nothing. The other still answers
+/// questions about it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_without_a_leader_leaves_no_holder_exact() {
+    let _turn = TURN.lock().await;
+    let mut cluster = Cluster::start(&server()).await;
+    let settings = [JETSTREAM, ("events.stream_replicas", "2")];
+    // The first daemon makes the stream.
+    let first = daemon(cluster.url(0), &settings).await;
+    let looks = Client::connect(cluster.url(0)).await;
+    let leader = cluster.leader(&looks.nats).await;
+    let third = cluster.without_stream(&looks.nats).await;
+    first.stop().await;
+    drop(looks);
+    let daemon = daemon(cluster.url(third), &settings).await;
+    let client = Client::connect(cluster.url(third)).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    eventually("everybody is listed", async || {
+        let told = client
+            .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 3))])
+            .await;
+        told.exact.then_some(())
+    })
+    .await;
+    cluster.kill(leader);
+    let admin = daemon.admin_address().unwrap();
+    eventually("the daemon knows that nobody leads the stream", async || {
+        let (_, readiness) = http_get(admin, "/readyz");
+        readiness.contains("has no leader").then_some(())
+    })
+    .await;
+    publisher.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+    let status = client.holder("gpu-0", 0).await.unwrap();
+    assert!(!status.exact && status.blocks == 3, "{status:?}");
+    cluster.restart(leader).await;
+    eventually("the stream takes batches again", async || {
+        let told = client.tell(&mut publisher, "gpu-0", 0, Vec::new()).await;
+        told.exact.then_some(())
+    })
     .await;
     daemon.stop().await;
 }

@@ -131,6 +131,17 @@ impl Cluster {
         .await
     }
 
+    /// Returns the number of a server that does not have the events stream.
+    pub async fn without_stream(&self, nats: &async_nats::Client) -> usize {
+        let stores = jetstream::new(nats.clone());
+        let stream = stores.get_stream(STREAM).await.unwrap();
+        let cluster = stream.cached_info().cluster.clone().unwrap();
+        let replicas = cluster.replicas.iter().map(|replica| replica.name.clone());
+        let having: Vec<String> = replicas.chain(cluster.leader).collect();
+        let mut others = (0..SERVERS).filter(|number| !having.contains(&name_of(*number)));
+        others.next().expect("there are fewer copies than servers")
+    }
+
     /// Moves the events stream, of which the cluster has a single copy, to a server. Waits until only this server has
     /// the stream.
     pub async fn move_stream(&self, nats: &async_nats::Client, number: usize) {
