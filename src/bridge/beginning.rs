@@ -224,6 +224,12 @@ impl Inner {
     }
 
     fn translator_settings(&self, engine: &NewEngine) -> Result<TranslatorSettings, String> {
+        let known = match engine.connection() {
+            Connection::Stream => TranslatorSettings::for_server(engine.format),
+            Connection::Sockets | Connection::Plane | Connection::Drain => {
+                TranslatorSettings::for_format(engine.format)
+            }
+        };
         Ok(TranslatorSettings {
             block_size: BlockSize::new(engine.block_size).map_err(|error| error.to_string())?,
             blocks_max: self.options.follow.blocks_max,
@@ -239,8 +245,8 @@ impl Inner {
             lora_names: engine.beside.adapters.clone().into_iter().collect(),
             has_no_salts: engine.beside.has_no_salts,
             is_untold: engine.beside.is_untold || leaves_out_groups(engine),
-            tells_beyond: engine.beside.tells_beyond || engine.format.tells_beyond(),
-            ..TranslatorSettings::for_format(engine.format)
+            tells_beyond: engine.beside.tells_beyond || known.tells_beyond,
+            ..known
         })
     }
 }

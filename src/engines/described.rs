@@ -116,14 +116,25 @@ pub struct TensorRtModel {
 }
 
 /// The answer to `GetServerInfo` of a servicer (gRPC front end) of vLLM.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ServicedEngine {
+    /// The name of the engine's KV connector; empty if it has none.
+    #[prost(string, tag = "6")]
+    pub kv_connector: String,
     /// The number of data-parallel ranks; 0 if the server does not tell it.
     #[prost(int32, tag = "9")]
     pub data_parallel_size: i32,
     /// Tokens in a block; 0 until the engine knows.
     #[prost(int32, tag = "12")]
     pub block_size: i32,
+}
+
+impl ServicedEngine {
+    /// Whether the engine certainly has no KV connector, and so no tier beyond the device. Servicers that tell the block size
+    /// also tell the connector.
+    pub fn has_no_connector(&self) -> bool {
+        self.block_size > 0 && self.kv_connector.is_empty()
+    }
 }
 
 /// The answer to `FlushCache` of a servicer (gRPC front end).

@@ -40,6 +40,12 @@ impl GroupFacts {
         self.is_hybrid || self.has_eagle_drop
     }
 
+    /// Whether the facts state that the engine has no other groups of layers than main attention.
+    #[cfg(feature = "translate")]
+    pub(crate) fn has_main_only(&self) -> bool {
+        !self.kinds.is_empty() && self.components() == 0
+    }
+
     /// Minimum number of groups of layers other than main attention, for an engine whose events name several groups.
     /// It is the number of such groups among the given `kinds`, or one if no kinds are given.
     #[cfg(feature = "translate")]

@@ -86,6 +86,8 @@ pub(super) struct Publishers {
     pub(super) format: Format,
     /// Number of tokens in a block; `None` if the server does not tell it.
     pub(super) block_size: Option<u32>,
+    /// Whether the server tells that the engine has no KV connector, and so no tier beyond the device.
+    pub(super) has_no_connector: bool,
     pub(super) sockets: Vec<Sockets>,
 }
 
@@ -145,6 +147,7 @@ pub(super) fn vllm_publishers(
         false => Ok(Publishers {
             format: Format::Vllm,
             block_size: None,
+            has_no_connector: false,
             sockets,
         }),
     }
@@ -263,6 +266,7 @@ pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, ServerA
     Ok(Publishers {
         format: Format::Sglang,
         block_size: events.block_size,
+        has_no_connector: false,
         sockets: sockets.collect::<Result<_, ServerAnswerError>>()?,
     })
 }

@@ -100,6 +100,7 @@ async fn serviced(
     let publishers = Publishers {
         format,
         block_size: number(told.block_size),
+        has_no_connector: told.has_no_connector(),
         sockets: vec![Sockets {
             // Frames name their ranks themselves.
             rank: 0,

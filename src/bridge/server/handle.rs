@@ -212,8 +212,8 @@ impl ServerHandle {
         NewServer {
             profile: self.profile(),
             discovered: Discovered {
-                identity: self.server.discovered.identity.clone(),
                 labels: self.shared.found_labels.lock().clone(),
+                ..self.server.discovered.clone()
             },
             ..NewServer::clone(&self.server)
         }

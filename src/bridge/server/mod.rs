@@ -141,6 +141,8 @@ impl ServerTask {
         self.check_hosts(&described)?;
         search.take_if(|search| !search.is_of(&described.publishers));
         let block_size = self.block_size(&described, &model, search).await?;
+        let mut beside = self.handle.server.beside.clone();
+        beside.tells_beyond |= described.publishers.has_no_connector;
         let followed: Vec<_> = described
             .publishers
             .sockets
@@ -157,7 +159,7 @@ impl ServerTask {
                     format: described.publishers.format,
                     block_size,
                     topic: sockets.topic.clone(),
-                    beside: self.handle.server.beside.clone(),
+                    beside: beside.clone(),
                     groups: self.handle.server.groups.clone(),
                     profile: self.handle.profile(),
                     discovery: None,

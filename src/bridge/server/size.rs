@@ -425,6 +425,7 @@ mod tests {
         SizeSearch::new(Publishers {
             format: Format::Vllm,
             block_size: None,
+            has_no_connector: false,
             sockets: sockets.collect(),
         })
     }

@@ -6,8 +6,8 @@ use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::Rank;
 use kvatlas_engines::subscribe::KvEventFrame;
 use kvatlas_engines::{
-    DecodeLimits, EngineBatch, EngineChange, Format, GroupFacts, HashMode, Reason, Translation, Translator,
-    TranslatorSettings,
+    DecodeLimits, EngineBatch, EngineChange, Format, GroupFacts, GroupKind, HashMode, Reason, Translation,
+    Translator, TranslatorSettings,
 };
 use prost::Message;
 
@@ -77,7 +77,7 @@ fn settings(size: u32) -> TranslatorSettings {
     TranslatorSettings {
         block_size: BlockSize::new(size).unwrap(),
         mode: HashMode::Recompute,
-        ..TranslatorSettings::default()
+        ..TranslatorSettings::for_server(Format::Vllm)
     }
 }
 
@@ -128,6 +128,18 @@ fn a_recorded_stream_leaves_what_the_cache_held() {
             let expected: BTreeSet<i64> = names.iter().map(|name| name.as_i64().unwrap()).collect();
             assert_eq!(held, expected, "{name}, rank {rank}");
             assert_eq!(state.translator.doubt(), None, "{name}, rank {rank}");
+            assert!(state.translator.hides_groups(), "{name}, rank {rank}");
+        }
+        let groups = GroupFacts {
+            kinds: vec![GroupKind::Main],
+            ..GroupFacts::default()
+        };
+        let stated = TranslatorSettings {
+            groups,
+            ..settings(16)
+        };
+        for state in play(&format!("{name}.bin"), &stated).0.values() {
+            assert!(!state.translator.hides_groups(), "{name}");
         }
     }
 }
@@ -195,16 +207,8 @@ fn a_recorded_stream_of_several_groups_leaves_what_its_group_held_and_never_says
     for hybrid in HYBRIDS {
         let name = hybrid.name;
         // If a recording has only windows, their events show that main attention is missing. If other groups are left
-        // out, only the settings can tell.
-        let groups = GroupFacts {
-            is_hybrid: hybrid.has_main,
-            ..GroupFacts::default()
-        };
-        let settings = TranslatorSettings {
-            groups,
-            ..settings(hybrid.block_size)
-        };
-        let (ranks, loads) = play(name, &settings);
+        // out, nothing shows that, but such a server may have left some out.
+        let (ranks, loads) = play(name, &settings(hybrid.block_size));
         assert_eq!((ranks.len(), loads), (1, 0), "{name}");
         let state = &ranks[&0];
         let held = state.copies.keys().fold(0, |all, name| all ^ name);
@@ -252,7 +256,7 @@ struct OneFrame {
 
 /// The doubts of a translator about single tiers after a frame. The frame has one stored block for each element of
 /// `told`, which gives the block's number of tokens, medium and owner. An empty owner is left out.
-fn tier_doubts(told: &[(u32, &str, &str)]) -> Vec<(u8, Reason)> {
+fn tier_doubts(told: &[(u32, &str, &str)], settings: TranslatorSettings) -> Vec<(u8, Reason)> {
     let event = |(size, medium, owner): &(u32, &str, &str)| OneEvent {
         stored: Some(OneStored {
             blocks: vec![OneBlock {
@@ -268,7 +272,7 @@ fn tier_doubts(told: &[(u32, &str, &str)]) -> Vec<(u8, Reason)> {
     let frame = KvEventFrame::decode(OneFrame { events }.encode_to_vec().as_slice()).unwrap();
     let mut batch = EngineBatch::default();
     frame.read(&DecodeLimits::default(), &mut batch);
-    let mut translator = Translator::new(TranslatorSettings::for_format(Format::Vllm));
+    let mut translator = Translator::new(settings);
     translator.translate(&batch, &mut Translation::default());
     assert_eq!(translator.doubt(), None);
     let doubts = translator.tier_doubts();
@@ -278,7 +282,9 @@ fn tier_doubts(told: &[(u32, &str, &str)]) -> Vec<(u8, Reason)> {
 #[test]
 fn what_a_server_hands_on_of_other_tiers_leaves_those_in_doubt() {
     let device = (16, "GPU", "");
-    assert_eq!(tier_doubts(&[device, (0, "CPU", ""), (16, "CPU", "")]), []);
+    let settings = || TranslatorSettings::for_format(Format::Vllm);
+    let told = [device, (0, "CPU", ""), (16, "CPU", "")];
+    assert_eq!(tier_doubts(&told, settings()), []);
     let cases = [
         ((0, "CPU", ""), (1, Reason::Placeholder)),
         ((16, "cpu", ""), (1, Reason::NoRemovals)),
@@ -286,6 +292,24 @@ fn what_a_server_hands_on_of_other_tiers_leaves_those_in_doubt() {
         ((16, "FS", ""), (3, Reason::UnknownMedium)),
     ];
     for (told, doubted) in cases {
-        assert_eq!(tier_doubts(&[told]), [doubted], "{told:?}");
+        assert_eq!(tier_doubts(&[told], settings()), [doubted], "{told:?}");
     }
+}
+
+/// A connector of vLLM tells blocks by name only, unless it is set up otherwise. Such events never come.
+#[test]
+fn what_a_server_of_vllm_leaves_out_of_other_tiers_leaves_those_in_doubt() {
+    let told = [(16, "GPU", "")];
+    let relayed = || TranslatorSettings::for_server(Format::Vllm);
+    let doubted = [1, 2, 3].map(|tier| (tier, Reason::NoRemovals));
+    assert_eq!(tier_doubts(&told, relayed()), doubted);
+    let stated = TranslatorSettings {
+        tells_beyond: true,
+        ..relayed()
+    };
+    assert_eq!(tier_doubts(&told, stated), []);
+    assert_eq!(
+        tier_doubts(&told, TranslatorSettings::for_server(Format::Sglang)),
+        []
+    );
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kvatlas_core::hash::{BlockSize, SequenceHash};
-use kvatlas_core::wire::Event;
+use kvatlas_core::wire::{Event, Tier};
 use kvatlas_engines::{Format, GroupFacts, GroupKind, Reason, Translation, Translator, TranslatorSettings};
 
 use crate::common::{Change, Naive, Store, contract_chain, feed, restarted, translator};
@@ -516,6 +516,17 @@ fn beyond_the_device_only_divergent_hits_are_resumable() {
         assert_eq!(told.naive.blocks(1).len(), 2);
         let barred = told.naive.barred.iter().filter(|(tier, _)| *tier == 1).count();
         assert_eq!(barred, if has_divergent_hits { 0 } else { 2 });
+        assert_eq!(told.translator.tier_doubts().next(), None);
+        // A connector that keeps the window's blocks, too, lets requests reuse them.
+        let Change::Store(mut kept) = window(0..8, &[4, 8]) else {
+            unreachable!("it is a store")
+        };
+        kept.medium = Some("CPU");
+        told.step(&[Change::Store(kept)]);
+        let doubted = (!has_divergent_hits).then_some((Tier::HOST, Reason::OtherGroup));
+        assert_eq!(told.translator.tier_doubts().next(), doubted);
+        assert_eq!(told.translator.doubt(), None);
+        assert!(!told.translator.hides_groups());
     }
 }
 

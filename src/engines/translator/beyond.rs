@@ -163,7 +163,8 @@ impl Translator {
             .or_else(|| self.has_load_minimum(tier).then_some(Reason::LoadMinimum))
             .or(self.beyond.own_chunks.doubt(tier, self.settings.has_no_salts))
             .or_else(|| {
-                let is_silent = !self.settings.tells_beyond && self.groups.has_in(tier);
+                let may_have = self.settings.is_relayed || self.groups.has_in(tier);
+                let is_silent = !self.settings.tells_beyond && may_have;
                 is_silent.then_some(Reason::NoRemovals)
             })
             .or_else(|| (self.groups.mixed_in(tier) > 0).then_some(Reason::HiddenKey))

@@ -177,10 +177,17 @@ impl Translator {
             || has_no_main
             || self.windows.has_unlisted()
             || self.windows.has_inner_states()
+            || self.may_lack_groups()
             || match self.settings.numbers_groups {
                 true => self.groups.are_apart() || !self.knows_first_group(),
                 false => self.groups.has_split(),
             }
+    }
+
+    /// Whether a server has passed on main attention only of an engine that may have more groups of layers.
+    fn may_lack_groups(&self) -> bool {
+        let (groups, is_numbered) = (&self.settings.groups, self.groups.has_numbered_main());
+        self.settings.is_relayed && is_numbered && !groups.has_main_only()
     }
 
     /// Whether it is known which blocks of group 0 a request needs. It is known once an event has told of group 0.

@@ -303,13 +303,15 @@ impl Translator {
             return;
         };
         let is_component = Component::of(stored.group).is_some();
-        if TierIndex::of(stored.tier) != Some(TierIndex::DEVICE) {
-            if is_component {
-                // A request can load such a block from its tier. So it is unknown how much a request can reuse.
-                return self.count(Reason::OtherGroup, output);
-            }
-            // This group's blocks beyond the device don't decide which blocks are resumable.
-            return output.reasons.count(Reason::OtherGroup);
+        let tier = TierIndex::of(stored.tier);
+        if tier != Some(TierIndex::DEVICE) {
+            // A request can load such a block from its tier. So it is unknown how much a request can reuse: of SGLang's tree
+            // at all, of vLLM's blocks with that tier.
+            return match is_component {
+                true => self.count(Reason::OtherGroup, output),
+                false if self.settings.groups.has_divergent_hits => output.reasons.count(Reason::OtherGroup),
+                false => self.count_in(tier, Reason::OtherGroup, output),
+            };
         }
         if self.names() + names.len() > self.settings.blocks_max {
             return self.count(Reason::TableFull, output);

@@ -62,6 +62,11 @@ pub struct TranslatorSettings {
     /// Whether the events about tiers beyond the device tell each removal, and tell which blocks can be loaded alone.
     /// If not, each tier beyond the device is in doubt while it has blocks.
     pub tells_beyond: bool,
+    /// Whether a servicer (gRPC front end) of vLLM passes the events on. It leaves out all groups of layers but main
+    /// attention, and stored events without tokens, and nothing shows that it has done so. So it is unknown how much a
+    /// request can reuse if the engine numbers its groups, unless [`Self::groups`] states that main attention is all there
+    /// is. And each tier beyond the device is in doubt, unless its events [tell all](Self::tells_beyond).
+    pub is_relayed: bool,
     /// Minimum number of tokens that a request loads from a tier beyond the device. If fewer are there, it loads none.
     pub loaded_tokens_min: u32,
     /// Facts about the engine's groups of layers that its events don't tell.
@@ -86,6 +91,7 @@ impl Default for TranslatorSettings {
             is_untold: false,
             has_no_salts: false,
             tells_beyond: true,
+            is_relayed: false,
             loaded_tokens_min: 0,
             groups: GroupFacts::default(),
         }
@@ -106,6 +112,17 @@ impl TranslatorSettings {
             loaded_tokens_min: format.loaded_tokens_min(),
             numbers_groups: format == Format::Vllm,
             ..Self::default()
+        }
+    }
+
+    /// The settings for an engine that speaks `format`, and whose server passes the events on over gRPC.
+    pub fn for_server(format: Format) -> Self {
+        let is_relayed = format == Format::Vllm;
+        let settings = Self::for_format(format);
+        Self {
+            is_relayed,
+            tells_beyond: settings.tells_beyond && !is_relayed,
+            ..settings
         }
     }
 }

@@ -26,8 +26,8 @@ pub struct BesideEvents {
     #[serde(default)]
     pub has_no_salts: bool,
     /// Whether the events about tiers beyond the device (host, disk, remote storage) tell each removal, and tell
-    /// which blocks can be loaded alone. Has to be given only for Dynamo's event plane: for other formats, the format
-    /// decides.
+    /// which blocks can be loaded alone. Has to be given only for Dynamo's event plane, and for vLLM's servers that pass
+    /// events on over gRPC: for others, the format decides.
     #[serde(default)]
     pub tells_beyond: bool,
 }
