@@ -480,11 +480,15 @@ impl Bridge {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
     }
 
-    /// Returns how many engines the sources for which `is_meant` holds know together.
-    pub(super) fn found_by(&self, is_meant: impl Fn(&Reports) -> bool) -> usize {
+    /// Returns how many engines the sources for which `is_meant` holds know together, and how many of these are not
+    /// followed.
+    pub(super) fn found_by(&self, is_meant: impl Fn(&Reports) -> bool) -> (usize, usize) {
         let state = self.inner.state.lock();
         let sources = state.sources.iter().filter(|reports| is_meant(reports));
-        sources.map(|reports| reports.state().engines).sum()
+        let sources = sources.map(Reports::state);
+        sources.fold((0, 0), |(engines, refused), source| {
+            (engines + source.engines, refused + source.refused)
+        })
     }
 
     pub(super) fn add_source(&self, reports: Reports) {

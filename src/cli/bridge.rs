@@ -143,6 +143,7 @@ impl AdminSource for View {
                 serde_json::json!({
                     "source": state.source,
                     "engines": state.engines,
+                    "refused": state.refused,
                     "last_error": state.last_error,
                 })
             })

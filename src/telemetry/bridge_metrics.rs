@@ -67,7 +67,10 @@ metric_group! {
         servers_troubled: Gauge = "kvatlas_bridge_servers_troubled", Count;
         /// Engines that the bridge found, by the source in which it looked for them.
         pub discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
-        /// Failed searches for engines, by source; the bridge still follows the engines that it found before.
+        /// Engines that the bridge found and does not follow, by source; `/workers` of the bridge says why.
+        pub refused: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_refused_engines", Count;
+        /// Failed searches for engines, by source; the bridge still follows the engines that it found before, but none of an
+        /// InferencePool that is gone.
         pub discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;
         /// Times that a part of the bridge's state could not be written or removed, or not be read again after its first reading
         /// had failed; the bridge tries again.

@@ -113,10 +113,11 @@ async fn apply(bridge: Bridge, reports: Reports, mut known: KnownEngines) {
         let engines = known.borrow_and_update().clone().unwrap_or_default();
         let source = reports.source();
         let refused = bridge.replace(source, &engines).err().unwrap_or_default();
-        let found = bridge.found_by(|other| other.kind == reports.kind);
-        reports.metrics.discovered.get(reports.kind).set(found as f64);
         is_refused = !refused.is_empty();
         reports.note_refused(engines.len(), &refused);
+        let (found, left_out) = bridge.found_by(|other| other.kind == reports.kind);
+        reports.metrics.discovered.get(reports.kind).set(found as f64);
+        reports.metrics.refused.get(reports.kind).set(left_out as f64);
         for refusal in refused {
             log_gated!(warn "an engine that was found is not followed" up to 16; source, %refusal);
         }

@@ -43,8 +43,8 @@ pub(crate) struct Reports {
     pub(super) metrics: Arc<BridgeMetrics>,
     known: watch::Sender<Option<Vec<GivenEngine>>>,
     trouble: Arc<Mutex<Option<String>>>,
-    /// Text that says why engines of the source are not followed; `None` if all are.
-    refused: Arc<Mutex<Option<String>>>,
+    /// Engines of the source that are not followed: their number, and a text that says why; `None` if all are.
+    refused: Arc<Mutex<Option<(usize, String)>>>,
 }
 
 /// Receiver that follows the engines that a source knows. Its value is `None` before the source's first report.
@@ -98,7 +98,10 @@ impl Reports {
     pub(super) fn note_refused(&self, found: usize, refused: &[RegisterRefusal]) {
         let text = |first| {
             let count = refused.len();
-            format!("{found} engines are found, {count} are not followed: {first}")
+            (
+                count,
+                format!("{found} engines are found, {count} are not followed: {first}"),
+            )
         };
         *self.refused.lock() = refused.first().map(text);
     }
@@ -109,10 +112,8 @@ impl Reports {
         let source = &*self.source;
         match trouble {
             Some(error) if before.as_ref() != Some(&error) => {
-                log_gated!(
-                    warn "engines cannot be looked for; those that are known stay" up to 16;
-                    source, error
-                );
+                let known = self.known.borrow().as_ref().map_or(0, Vec::len);
+                log_gated!(warn "engines cannot be looked for; those that are known stay" up to 16; source, known, error);
             }
             None if before.is_some() => {
                 log_gated!(info "engines are looked for again" up to 16; source);
@@ -144,14 +145,13 @@ impl Reports {
 
     /// Returns the source as operators see it.
     pub(crate) fn state(&self) -> SourceState {
+        let trouble = self.trouble.lock().clone();
+        let refused = self.refused.lock().clone();
         SourceState {
             source: self.source.to_string(),
             engines: self.known.borrow().as_ref().map_or(0, Vec::len),
-            last_error: self
-                .trouble
-                .lock()
-                .clone()
-                .or_else(|| self.refused.lock().clone()),
+            refused: refused.as_ref().map_or(0, |(count, _)| *count),
+            last_error: trouble.or(refused.map(|(_, text)| text)),
         }
     }
 }

@@ -22,7 +22,10 @@ fn judge_source(source: &SourceState) -> Check {
     let name = format!("source {}", source.source);
     match &source.last_error {
         Some(error) => {
-            let mend = "mend that: meanwhile engines that come and go are not seen";
+            let mend = match source.refused {
+                0 => "mend that: meanwhile engines that come and go are not seen",
+                _ => "mend that: meanwhile nobody knows what these engines have, and answers do not say so",
+            };
             Check::failed(&name, error, mend)
         }
         None => {

@@ -161,6 +161,9 @@ pub struct Discovered {
     /// Identity that distinguishes the engine from earlier engines with its name or its address, such as a pod's UID. Empty if
     /// there is none.
     pub identity: String,
+    /// Name of the object that the engine was found as, such as a pod's. Empty if there is none.
+    #[serde(default)]
+    pub object: String,
     /// Labels by their keys, such as those of a pod.
     pub labels: BTreeMap<String, String>,
 }
@@ -208,8 +211,8 @@ impl NewServer {
         let relabelled = Self {
             profile: self.profile.clone(),
             discovered: Discovered {
-                identity: other.discovered.identity.clone(),
                 labels: self.discovered.labels.clone(),
+                ..other.discovered.clone()
             },
             ..other.clone()
         };

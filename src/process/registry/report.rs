@@ -14,6 +14,9 @@ pub struct SourceState {
     pub source: String,
     /// Number of engines that the source knows.
     pub engines: usize,
+    /// Number of these engines that the bridge does not follow.
+    #[serde(default)]
+    pub refused: usize,
     /// Error that keeps the source from looking for engines, or the bridge from following some of them; `None` if all
     /// engines are found and followed.
     pub last_error: Option<String>,

@@ -16,7 +16,7 @@ use super::super::super::spec::EngineDefaults;
 use super::super::found::{ServerPort, server_at};
 use super::super::reports::{EngineLookup, Reports};
 use super::super::spec::PodsPlace;
-use super::ports::{declared, is_active, pod_of_ranked, port_of, ranked};
+use super::ports::{declared, is_active, port_of, ranked};
 use super::watch::Watched;
 use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered};
 
@@ -79,11 +79,7 @@ pub(super) fn look(
         let (api, reading, defaults) = (api.clone(), reading.clone(), defaults.clone());
         let place = place.lock().clone();
         Box::pin(async move {
-            let name = match place.is_ranked() {
-                true => pod_of_ranked(&server.instance),
-                false => &server.instance,
-            };
-            let asked = timeout(LOOK_PATIENCE, api.get_opt(name)).await;
+            let asked = timeout(LOOK_PATIENCE, api.get_opt(&server.discovered.object)).await;
             let pod = asked.map_err(|_| unanswered())?;
             let pod = pod.map_err(|error| reading.of_look(error))?;
             let now = pod.map(|pod| servers_of(&pod, &place, &defaults));
@@ -110,6 +106,7 @@ fn servers_of(pod: &Pod, place: &PodsPlace, defaults: &EngineDefaults) -> Vec<Ne
     }
     let discovered = Discovered {
         identity: pod.metadata.uid.clone().unwrap_or_default(),
+        object: name.to_owned(),
         labels: bounded(pod.metadata.labels.as_ref()),
     };
     let chosen = pod.metadata.labels.as_ref();

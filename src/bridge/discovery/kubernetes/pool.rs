@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -11,6 +12,7 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::super::super::spec::EngineDefaults;
 use super::super::reports::Reports;
@@ -22,6 +24,8 @@ use super::{ObjectScope, Objects};
 /// API group of InferencePools.
 pub(super) const GROUP: &str = "inference.networking.k8s.io";
 
+/// Time after which a pool that cannot be followed counts as another failure.
+const FAILED_AGAIN: Duration = Duration::from_secs(10);
 /// Protocol of a pool whose servers speak gRPC.
 const GRPC_PROTOCOL: &str = "kubernetes.io/h2c";
 /// Maximum number of target ports of a pool; the API allows eight.
@@ -97,8 +101,13 @@ async fn follow_pool(
             Some(Err(error)) => {
                 // A pool that cannot be followed has no engines.
                 reports.know(Vec::new());
-                reports.fail(&error);
-                pool.changed().await
+                loop {
+                    // Again and again, so that the rate of failures shows it as long as it lasts.
+                    reports.fail(&error);
+                    if let Ok(changed) = timeout(FAILED_AGAIN, pool.changed()).await {
+                        break changed;
+                    }
+                }
             }
             Some(Ok(place)) => {
                 let known = shared.get_or_insert_with(|| {

@@ -27,11 +27,6 @@ pub(super) fn ranked(pod: &str, index: usize) -> String {
     format!("{pod}{RANK}{index}")
 }
 
-/// Returns the pod's name, which is the first part of the engine's name that [`ranked`] has made.
-pub(super) fn pod_of_ranked(engine: &str) -> &str {
-    engine.rsplit_once(RANK).map_or(engine, |(pod, _)| pod)
-}
-
 /// Whether a pod serves a target port. A pod without an annotation for active ports serves all target ports; with one,
 /// only the ports that it names.
 pub(super) fn is_active(annotations: Option<&BTreeMap<String, String>>, port: u16) -> bool {
@@ -139,8 +134,6 @@ mod tests {
 
     #[test]
     fn a_rank_is_called_as_the_endpoint_picker_calls_it() {
-        let name = ranked("vllm-0", 3);
-        assert_eq!(name, "vllm-0-rank-3");
-        assert_eq!(pod_of_ranked(&name), "vllm-0");
+        assert_eq!(ranked("vllm-0", 3), "vllm-0-rank-3");
     }
 }
