@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
-from site_of_tests import Daemon, Fleet
+from site_of_tests import PATIENCE, Daemon, Fleet
 
 WORKERS = 1000
 
@@ -58,6 +58,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chrome(options, ChromeService(shutil.which("chromedriver")))
+    # On a busy machine, the rules of axe take longer than the 30 s that are the default.
+    driver.set_script_timeout(PATIENCE)
     try:
         yield driver
     finally:

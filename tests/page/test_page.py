@@ -481,7 +481,7 @@ def test_streams_are_few_and_come_back(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
-def test_nothing_on_the_page_is_require_in_reach(browser: Chrome, daemon: Daemon, fleet: Fleet, width: int) -> None:
+def test_everything_on_the_page_is_in_reach(browser: Chrome, daemon: Daemon, fleet: Fleet, width: int) -> None:
     """What the rules of axe find: names, roles, contrast, in both colour schemes. Nothing is wider than the screen."""
     resize(browser, width, 1000)
     opened(browser, daemon, fleet)
