@@ -91,7 +91,7 @@ def connect(url: str = "nats://127.0.0.1:4222", *, patience: float = 5.0, **opti
 
     :param url: several servers are joined by commas.
     :param patience: seconds in which the first connection must be made.
-    :raises ConnectionFailedError: if no server can be reached.
+    :raises ConnectionFailedError: if no server can be reached, or the credentials cannot be used.
     :raises InvalidValueError: for a URL or an option that is none.
     """
     return Connecting(make_connection(url, patience=patience, **options))
@@ -131,6 +131,10 @@ async def make_connection(url: str, *, patience: float = 5.0, **options: Any) ->
         raise ConnectionFailedError(f"NATS at {url}, within {patience} s: {last[0]}") from None
     except (nats.errors.Error, OSError) as error:
         raise ConnectionFailedError(f"NATS at {url}: {error}") from error
+    except ImportError as error:
+        # Only who signs with credentials or a seed needs this package.
+        advice = "; install kvatlas[credentials], or nkeys" if error.name == "nkeys" else ""
+        raise ConnectionFailedError(f"NATS at {url}: {error}{advice}") from error
 
 
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -113,3 +114,12 @@ async def test_a_publisher_that_has_ended_by_an_error_tells_it(broker: Broker) -
             with pytest.raises(kvatlas.StoppedError, match="ArithmeticError: nobody has thought of this") as stopped:
                 await call()
             assert isinstance(stopped.value.__cause__, ArithmeticError)
+
+
+async def test_credentials_without_their_package_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(*_arguments: object, **_options: object) -> None:
+        raise ModuleNotFoundError("No module named 'nkeys'", name="nkeys")
+
+    monkeypatch.setattr("kvatlas.client.Connection.connect", connect)
+    with pytest.raises(kvatlas.ConnectionFailedError, match=r"kvatlas\[credentials\]"):
+        await asyncio.wait_for(make_connection("nats://127.0.0.1:1", user_credentials="/etc/nats.creds"), 5)
