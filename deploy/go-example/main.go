@@ -26,7 +26,10 @@ func show(ctx context.Context, client *kvatlas.Client, namespace, title string, 
 	fmt.Println(title)
 	usable := map[string]int{}
 	for _, holder := range reply.Holders {
-		usable[holder.Worker] = int(holder.UsableBlocks)
+		// Of a worker with several ranks, the best: answers begin with it.
+		if _, known := usable[holder.Worker]; !known {
+			usable[holder.Worker] = int(holder.UsableBlocks)
+		}
 		fmt.Printf("  %s holds %d of %d blocks, %d of them usable, exact: %t %v\n",
 			holder.Worker, holder.MatchedBlocks, reply.QueryBlocks, holder.UsableBlocks, holder.Exact, holder.Degraded)
 		if holder.Address != "" {

@@ -33,6 +33,7 @@ from aiohttp import web
 from policy import choose
 from text import tokens_of
 
+# Tokens in a block, until an answer tells it.
 BLOCK_SIZE = 16
 # What an answer may take, in seconds. Usually it is there in a millisecond.
 PATIENCE = 0.1
@@ -58,6 +59,7 @@ class Router:
         # What is being told; a task that nobody holds may vanish.
         self._telling: set[asyncio.Task[None]] = set()
         self._patience = aiohttp.ClientTimeout(total=options.patience)
+        self._block_size = BLOCK_SIZE
         self._turns = itertools.cycle(self._engines)
         # Blocks on their way to each engine.
         self._under_way: Counter[str] = Counter()
@@ -96,6 +98,7 @@ class Router:
                 answer.raise_for_status()
                 reply = await answer.json()
                 holders, predicted = reply["holders"], reply.get("predicted", [])
+                self._block_size = reply.get("block_size") or self._block_size
         except (aiohttp.ClientError, asyncio.TimeoutError, KeyError, ValueError) as error:
             self.counts["unanswered"] += 1
             print(f"routing without kvatlas: {error!r}", flush=True)
@@ -112,10 +115,10 @@ class Router:
 
     async def choose(self, tokens: list[int]) -> tuple[str, int, dict[str, Any] | None]:
         """The engine for a prompt, what the prompt adds to its work, in blocks, and what was promised of it."""
-        blocks = len(tokens) // BLOCK_SIZE
         if not self._asks:
-            return next(self._turns), blocks, None
+            return next(self._turns), len(tokens) // self._block_size, None
         holders, soon = await self.holders(tokens)
+        blocks = len(tokens) // self._block_size
         usable = {name: usable_blocks(holder) for name, holder in holders.items()}
         # What is on its way to an engine will be there when this request is.
         reusable = {name: max(usable.get(name, 0), soon.get(name, 0)) for name in usable | soon}

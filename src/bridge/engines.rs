@@ -3,6 +3,7 @@
 mod awaited;
 mod given;
 mod kept;
+mod lifetimes;
 mod refused;
 mod registry;
 mod republished;
@@ -51,6 +52,7 @@ use super::state::{KeptPlaces, Registered, StateDirectory};
 use given::Given;
 use kept::KeptRegistrations;
 use kvatlas_process::broker::RefusedSubscriptions;
+use lifetimes::Lifetime;
 use servers::AskedServer;
 
 /// Settings of a bridge.
@@ -109,8 +111,9 @@ struct FollowedEngine {
     engine: NewEngine,
     /// Server that reported the engine; `None` if no server did.
     origin: Option<OriginServer>,
-    /// Whether the engine was registered. It then stays when a source that gives it, too, drops it.
-    is_registered: bool,
+    /// Registration of the engine; `None` if it was not registered. A registered engine stays when a source that gives it,
+    /// too, drops it.
+    registered: Option<Lifetime>,
     progress: SharedProgress,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
@@ -143,8 +146,19 @@ impl FollowedEngine {
     }
 
     fn set_profile(&mut self, profile: Profile) {
-        self.profiles.send_replace(profile.clone());
-        self.engine.profile = profile;
+        if self.engine.profile != profile {
+            self.profiles.send_replace(profile.clone());
+            self.engine.profile = profile;
+        }
+    }
+
+    /// Returns the engine as it was registered; `None` if it was not.
+    fn given(&self) -> Option<GivenEngine> {
+        let ttl = self.registered.as_ref()?.ttl();
+        Some(GivenEngine::Publisher(NewEngine {
+            ttl,
+            ..self.engine.clone()
+        }))
     }
 
     fn state(&self) -> EngineState {
@@ -227,26 +241,22 @@ impl BridgeState {
 
     /// Returns the engines that were registered and are followed, whether sources give them, too, or not.
     fn registered(&self) -> impl Iterator<Item = GivenEngine> {
-        let publishers = self.engines.values().filter(|followed| followed.is_registered);
-        let publishers = publishers.map(|followed| GivenEngine::Publisher(followed.engine.clone()));
-        let servers = self.servers.values().filter(|asked| asked.is_registered);
-        publishers.chain(servers.map(AskedServer::given))
+        let publishers = self.engines.values().filter_map(FollowedEngine::given);
+        publishers.chain(self.servers.values().filter_map(AskedServer::given))
     }
 
-    /// Notes whether an engine that is followed was registered.
+    /// Returns the registration of the followed engine that has the name of `engine`; `None` if there is none.
+    fn registered_as(&self, engine: &GivenEngine) -> Option<GivenEngine> {
+        match engine {
+            GivenEngine::Publisher(engine) => self.engines.get(&engine.key)?.given(),
+            GivenEngine::Server(server) => self.servers.get(&server.key())?.given(),
+        }
+    }
+
+    /// Notes whether an engine that is followed was registered, just now.
     fn set_registered(&mut self, engine: &GivenEngine, is_registered: bool) {
-        let noted = match engine {
-            GivenEngine::Publisher(engine) => {
-                let followed = self.engines.get_mut(&engine.key);
-                followed.map(|followed| &mut followed.is_registered)
-            }
-            GivenEngine::Server(server) => {
-                let asked = self.servers.get_mut(&server.key());
-                asked.map(|asked| &mut asked.is_registered)
-            }
-        };
-        if let Some(noted) = noted {
-            *noted = is_registered;
+        if let Some(noted) = self.lifetime_mut(engine) {
+            *noted = is_registered.then(|| Lifetime::of(engine));
         }
     }
 
@@ -327,6 +337,7 @@ impl Bridge {
         drop(state);
         self.spawn_source(self.clone().carry_out_commands(nats.clone()));
         self.spawn_source(self.clone().tend_state());
+        self.spawn_source(self.clone().end_unrenewed());
         self.spawn_source(self.clone().watch_connection(nats.clone()));
         if let Some(shared) = self.shared_registrations() {
             let metrics = Arc::clone(&self.inner.metrics);
@@ -365,14 +376,6 @@ impl Bridge {
     /// address and labels are updated. An engine without an address gets its server's address.
     fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         self.follow_in(&mut self.inner.state.lock(), engine)
-    }
-
-    /// Begins to follow an engine as [`Self::follow`] does, and notes that the engine was registered.
-    fn follow_registered(&self, engine: &GivenEngine) -> Result<(), RegisterRefusal> {
-        let mut state = self.inner.state.lock();
-        self.follow_in(&mut state, engine.clone())?;
-        state.set_registered(engine, true);
-        Ok(())
     }
 
     fn follow_in(&self, state: &mut BridgeState, engine: GivenEngine) -> Result<(), RegisterRefusal> {
@@ -436,7 +439,7 @@ impl Bridge {
         let followed = FollowedEngine {
             engine: engine.clone(),
             origin,
-            is_registered: false,
+            registered: None,
             progress: SharedProgress::default(),
             stop: CancellationToken::new(),
             says_goodbye: Arc::default(),

@@ -112,6 +112,7 @@ impl EngineDefaults {
             discovered: Discovered::default(),
             scheme: self.scheme.clone(),
             profile: Profile::default(),
+            ttl: None,
         }
     }
 }
@@ -355,6 +356,7 @@ impl EngineText {
             discovered: Discovered::default(),
             scheme: facts.scheme,
             profile: facts.profile,
+            ttl: None,
         };
         match check_server(&server) {
             Ok(_) => Ok(server),
@@ -408,6 +410,7 @@ impl EngineText {
                 groups: facts.groups.clone(),
                 profile: facts.profile.clone(),
                 discovery: discovery.clone(),
+                ttl: None,
             };
             check_engine(&engine).map_err(|refusal| refusal.to_string())?;
             Ok(engine)

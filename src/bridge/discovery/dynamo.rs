@@ -230,6 +230,7 @@ fn engines<'a>(
             groups: Default::default(),
             profile: Default::default(),
             discovery: Some(place.records.clone()),
+            ttl: None,
         };
         engines.insert(name, GivenEngine::Publisher(engine));
     }

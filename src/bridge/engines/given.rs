@@ -166,7 +166,7 @@ impl Bridge {
     /// Stops asking a server that was not registered and that no source gives with its present settings.
     pub(super) fn release_server(&self, state: &mut BridgeState, key: &ServerKey) {
         let asked = state.servers.get(key);
-        if asked.is_some_and(|asked| !asked.is_registered && !state.given.has_server(asked)) {
+        if asked.is_some_and(|asked| asked.registered.is_none() && !state.given.has_server(asked)) {
             state.end_server(key);
             self.count(state);
         }
@@ -183,18 +183,18 @@ impl BridgeState {
             if let Some(followed) = self.engines.get_mut(key)
                 && before.has_publisher(&followed.engine)
                 && !now.has_publisher(&followed.engine)
-                && std::mem::take(&mut followed.is_registered)
             {
-                ended.push(GivenEngine::Publisher(followed.engine.clone()));
+                ended.extend(followed.given());
+                followed.registered = None;
             }
         }
         for key in now.servers.keys() {
             if let Some(asked) = self.servers.get_mut(key)
                 && before.has_server(&asked.handle.server)
                 && !now.has_server(&asked.handle.server)
-                && std::mem::take(&mut asked.is_registered)
             {
-                ended.push(asked.given());
+                ended.extend(asked.given());
+                asked.registered = None;
             }
         }
         ended
@@ -204,7 +204,7 @@ impl BridgeState {
     /// that a server has reported stays.
     pub(super) fn release(&mut self, key: &EngineKey) {
         let is_held = |followed: &FollowedEngine| {
-            followed.is_registered || followed.origin.is_some() || self.given.has_publisher(followed)
+            followed.registered.is_some() || followed.origin.is_some() || self.given.has_publisher(followed)
         };
         if !self.engines.get(key).is_none_or(is_held) {
             self.remove(key);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use kvatlas_process::registry::{GivenEngine, MeantEngines, NewEngine, RegisterRefusal};
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
+use super::lifetimes::Lifetime;
 use super::servers::presumed_key;
 use super::{Bridge, BridgeState, Inner};
 use crate::state::Registered;
@@ -39,12 +40,17 @@ struct KeptRegistration {
     engine: GivenEngine,
     /// Refusal at the last attempt; `None` if there was no attempt yet.
     refusal: Option<RegisterRefusal>,
+    lifetime: Lifetime,
 }
 
 impl KeptRegistration {
-    fn new(engine: GivenEngine) -> Self {
-        let refusal = None;
-        Self { engine, refusal }
+    fn new(engine: GivenEngine, refusal: Option<RegisterRefusal>) -> Self {
+        let lifetime = Lifetime::of(&engine);
+        Self {
+            engine,
+            refusal,
+            lifetime,
+        }
     }
 
     /// Whether this is a registration of `engine`, with any settings.
@@ -71,7 +77,11 @@ impl KeptRegistrations {
     pub(super) fn new(listed: Option<Vec<GivenEngine>>) -> Self {
         Self {
             gone: listed.is_none().then(BTreeMap::new),
-            engines: listed.into_iter().flatten().map(KeptRegistration::new).collect(),
+            engines: listed
+                .into_iter()
+                .flatten()
+                .map(|engine| KeptRegistration::new(engine, None))
+                .collect(),
         }
     }
 
@@ -81,7 +91,8 @@ impl KeptRegistrations {
         let left = listed
             .into_iter()
             .filter(|engine| !self.is_gone(engine, SystemTime::UNIX_EPOCH));
-        let left: Vec<_> = left.map(KeptRegistration::new).collect();
+        let left = left.map(|engine| KeptRegistration::new(engine, None));
+        let left: Vec<_> = left.collect();
         self.engines.extend(left);
         self.gone = None;
     }
@@ -108,8 +119,20 @@ impl KeptRegistrations {
         if self.engines.len() >= REFUSED_MAX {
             return metrics.state_failed(&"registered", &"too many registrations are refused");
         }
-        let refusal = Some(refusal);
-        self.engines.push(KeptRegistration { engine, refusal });
+        self.engines.push(KeptRegistration::new(engine, Some(refusal)));
+    }
+
+    /// Whether the list of registered engines, or the registrations that all bridges share, cannot be read for now.
+    pub(super) fn is_unread(&self) -> bool {
+        self.gone.is_some()
+    }
+
+    /// Lets `time` pass. Removes and returns the registrations that are over.
+    pub(super) fn pass(&mut self, time: Duration, is_shared: bool) -> Vec<GivenEngine> {
+        let over = self
+            .engines
+            .extract_if(.., |kept| kept.lifetime.pass(time, is_shared));
+        over.map(|kept| kept.engine).collect()
     }
 
     /// Removes an earlier registration of `engine`.
@@ -142,7 +165,7 @@ impl BridgeState {
 
     /// Returns all engines that were registered; `None` while the list of an earlier bridge cannot be read.
     fn all_registered(&self) -> Option<Vec<GivenEngine>> {
-        self.kept.gone.is_none().then(|| self.known_registered())
+        (!self.kept.is_unread()).then(|| self.known_registered())
     }
 
     /// Notes that an engine was registered, if it is followed with the same settings. Returns whether it is. Its address and
@@ -165,20 +188,6 @@ impl BridgeState {
         }
         is_followed
     }
-
-    /// Whether an engine of this name was registered with this bridge.
-    fn is_registered(&self, engine: &GivenEngine) -> bool {
-        match engine {
-            GivenEngine::Publisher(engine) => {
-                let followed = self.engines.get(&engine.key);
-                followed.is_some_and(|followed| followed.is_registered)
-            }
-            GivenEngine::Server(server) => {
-                let asked = self.servers.get(&server.key());
-                asked.is_some_and(|asked| asked.is_registered)
-            }
-        }
-    }
 }
 
 impl Bridge {
@@ -189,17 +198,20 @@ impl Bridge {
     pub fn take_up_registered(&self) {
         let mut changes = Vec::new();
         let mut state = self.inner.state.lock();
-        for KeptRegistration { engine, refusal } in std::mem::take(&mut state.kept.engines) {
-            if state.is_registered(&engine) || state.note_registered(&engine) {
+        for mut kept in std::mem::take(&mut state.kept.engines) {
+            let engine = &kept.engine;
+            if state.registered_as(engine).is_some() || state.note_registered(engine) {
                 continue;
             }
             let refused = self.follow_in(&mut state, engine.clone()).err();
-            if refused != refusal {
+            if refused != kept.refusal {
                 changes.push((engine.instance().to_owned(), refused.clone()));
             }
-            match refused {
-                None => state.set_registered(&engine, true),
-                refusal => state.kept.engines.push(KeptRegistration { engine, refusal }),
+            if refused.is_none() {
+                state.set_registered(engine, true);
+            } else {
+                kept.refusal = refused;
+                state.kept.engines.push(kept);
             }
         }
         drop(state);
@@ -263,7 +275,7 @@ impl Bridge {
     fn catch_up_registered(&self) {
         let inner = &self.inner;
         if let Some(registered) = &inner.registered
-            && inner.state.lock().kept.gone.is_some()
+            && inner.state.lock().kept.is_unread()
         {
             let Some(listed) = registered.read_late(&inner.metrics) else {
                 return;

@@ -16,10 +16,22 @@ use crate::hosts::host_of;
 
 impl Bridge {
     fn register_engine(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
-        self.follow_registered(&engine)?;
-        self.keep_registered();
-        self.share(engine, true);
-        Ok(())
+        let mut state = self.inner.state.lock();
+        let before = state.registered_as(&engine);
+        let mut replaced = Vec::new();
+        let followed = self.follow_over(&mut state, &engine, &mut replaced);
+        let is_told = followed.is_ok() && state.renew(&engine, before.as_ref());
+        drop(state);
+        if followed.is_ok() || !replaced.is_empty() {
+            self.keep_registered();
+        }
+        for old in replaced {
+            self.share(old, false);
+        }
+        if is_told {
+            self.share(engine, true);
+        }
+        followed
     }
 }
 

@@ -11,13 +11,15 @@ use kvatlas_process::registry::{
 use super::super::check::check_server;
 use super::super::server::{OriginServer, ServerHandle, ServerTask};
 use super::awaited::Announcement;
+use super::lifetimes::Lifetime;
 use super::{Bridge, BridgeState};
 
 /// A server, and the task that asks it.
 pub(super) struct AskedServer {
     pub(super) handle: ServerHandle,
-    /// Whether the server was registered. It then stays when a source that gives it, too, drops it.
-    pub(super) is_registered: bool,
+    /// Registration of the server; `None` if it was not registered. A registered server stays when a source that gives it,
+    /// too, drops it.
+    pub(super) registered: Option<Lifetime>,
     pub(super) stop: CancellationToken,
     /// Report that the engine is out of sight; `None` if the engine is followed, or cannot be announced, for example
     /// because its block size is not given.
@@ -35,8 +37,13 @@ impl AskedServer {
         }
     }
 
-    pub(super) fn given(&self) -> GivenEngine {
-        GivenEngine::Server(self.handle.given())
+    /// Returns the server as it was registered; `None` if it was not.
+    pub(super) fn given(&self) -> Option<GivenEngine> {
+        let ttl = self.registered.as_ref()?.ttl();
+        Some(GivenEngine::Server(NewServer {
+            ttl,
+            ..self.handle.given()
+        }))
     }
 
     /// Returns the engine to announce, with the settings that are given for it. The server's URL takes the place of the
@@ -59,6 +66,7 @@ impl AskedServer {
             groups: server.groups.clone(),
             profile: self.handle.profile(),
             discovery: None,
+            ttl: None,
         })
     }
 
@@ -113,7 +121,7 @@ impl Bridge {
         }
         let asked = AskedServer {
             handle: ServerHandle::new(server),
-            is_registered: false,
+            registered: None,
             stop: CancellationToken::new(),
             announcement: None,
         };

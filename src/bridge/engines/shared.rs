@@ -28,7 +28,8 @@ impl Bridge {
 
     /// Follows an engine that was registered with another bridge. An engine that is refused is tried again.
     fn follow_shared(&self, state: &mut BridgeState, engine: GivenEngine) {
-        let followed = match self.follow_in(state, engine.clone()) {
+        // The other bridge tells of the registrations that have ended.
+        let followed = match self.follow_over(state, &engine, &mut Vec::new()) {
             // The other bridge has registered the engine anew, with other settings.
             Err(RegisterRefusal::Conflict { .. }) => {
                 self.drop_registered(state, &engine);
@@ -47,7 +48,7 @@ impl Bridge {
     }
 
     /// Stops following an engine that was registered. An engine that a source gives, too, is still followed.
-    fn drop_registered(&self, state: &mut BridgeState, engine: &GivenEngine) {
+    pub(super) fn drop_registered(&self, state: &mut BridgeState, engine: &GivenEngine) {
         state.set_registered(engine, false);
         match engine {
             GivenEngine::Publisher(engine) => state.release(&engine.key),
@@ -96,4 +97,4 @@ impl SharedRegistry for Bridge {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

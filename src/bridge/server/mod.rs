@@ -163,6 +163,7 @@ impl ServerTask {
                     groups: self.handle.server.groups.clone(),
                     profile: self.handle.profile(),
                     discovery: None,
+                    ttl: None,
                 };
                 (engine, sockets.refused_hint)
             })

@@ -52,6 +52,7 @@ fn a_flag_names_an_engine() {
             labels: serde_json::from_str(r#"{"role":"prefill","image":"a:b"}"#).unwrap(),
         },
         discovery: None,
+        ttl: None,
     };
     assert_eq!(engines, [expected]);
 }

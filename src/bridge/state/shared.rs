@@ -128,6 +128,14 @@ impl SharedRegistrations {
         self.news.notify_one();
     }
 
+    /// Takes a registration of `engine` that waits to be written. Returns whether it registers the engine; `None` if there
+    /// is none.
+    #[cfg(test)]
+    pub(in super::super) fn take_noted(&self, engine: &GivenEngine) -> Option<bool> {
+        let noted = self.noted.lock().remove(&self.key(engine));
+        noted.map(|registration| registration.is_registered)
+    }
+
     /// Opens the set of files in JetStream, and exchanges registrations between `registry` and the other bridges. Returns
     /// when another owner takes the set of files.
     pub(in super::super) async fn run(

@@ -29,7 +29,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             "{worker} holds {matched} of {} blocks, exact: {exact}",
             reply.query_blocks
         );
-        usable.insert(worker.to_string(), u64::from(holder.usable()));
+        // Of a worker with several ranks, the best: answers begin with it.
+        let best = usable.entry(worker.to_string());
+        best.or_insert(u64::from(holder.usable()));
     }
 
     let mut engines: Vec<String> = arguments.collect();

@@ -1,6 +1,8 @@
 //! `POST /register` and `POST /unregister`, in both dialects.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -21,6 +23,9 @@ use kvatlas_process::registry::{BesideEvents, read_scheme};
 use kvatlas_process::registry::{
     Discovered, EngineKey, GivenEngine, MeantEngines, NewEngine, NewServer, RemovedEngines, follow_patiently,
 };
+
+/// Allowed times to live of a registration, in milliseconds: from 10 seconds to a day.
+const TTL_MS: RangeInclusive<u64> = 10_000..=86_400_000;
 
 /// Fields of a request that tells the bridge to follow an engine, that is, to receive its events. The struct has the
 /// fields of both dialects, Mooncake's and Dynamo's.
@@ -49,6 +54,7 @@ pub(super) struct RegisterJson {
     address: Option<Address>,
     labels: Option<Labels>,
     scheme: Option<String>,
+    ttl_ms: Option<u64>,
 }
 
 impl RegisterJson {
@@ -61,9 +67,15 @@ impl RegisterJson {
             has_divergent_hits: self.divergent_hits.unwrap_or_default(),
         })
     }
-}
 
-impl RegisterJson {
+    fn ttl(&self) -> Result<Option<Duration>, HttpRefusal> {
+        if self.ttl_ms.is_some_and(|ttl| !TTL_MS.contains(&ttl)) {
+            let text = format!("ttl_ms goes from {} to {}", TTL_MS.start(), TTL_MS.end());
+            return Err(HttpRefusal::BadRequest(text));
+        }
+        Ok(self.ttl_ms.map(Duration::from_millis))
+    }
+
     /// Returns the engine to follow, and the dialect of the request.
     fn into_engine(self) -> Result<(ScoreDialect, GivenEngine), HttpRefusal> {
         if self.lora_name.as_deref().is_some_and(|name| !name.is_empty()) {
@@ -72,6 +84,7 @@ impl RegisterJson {
             return Err(HttpRefusal::BadRequest(text.to_owned()));
         }
         let groups = self.group_facts()?;
+        let ttl = self.ttl()?;
         let (words, model) = cache_of(
             self.modelname.or(self.model).as_deref(),
             self.model_name.as_deref(),
@@ -111,6 +124,7 @@ impl RegisterJson {
                 discovered: Discovered::default(),
                 scheme,
                 profile,
+                ttl,
             };
             return Ok((words, GivenEngine::Server(server)));
         }
@@ -133,6 +147,7 @@ impl RegisterJson {
             groups,
             profile,
             discovery: None,
+            ttl,
         };
         Ok((words, GivenEngine::Publisher(engine)))
     }

@@ -327,6 +327,7 @@ mod tests {
                 discovered: Discovered::default(),
                 scheme: None,
                 profile: Profile::default(),
+                ttl: None,
             };
             let state = ServerState {
                 server,

@@ -69,14 +69,19 @@ pub struct NewEngine {
     /// this place. `None` for a publisher that a client has registered.
     #[serde(skip)]
     pub discovery: Option<Discovery>,
+    /// Time for which a registration counts without being renewed; `None` if it counts until it is unregistered, or if the
+    /// publisher was not registered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<Duration>,
 }
 
 impl NewEngine {
-    /// Whether `other` is followed in exactly the same way. The address for requests and the labels may differ, because they do
-    /// not affect how an engine is followed.
+    /// Whether `other` is followed in exactly the same way. The address for requests, the labels and the time to live may
+    /// differ, because they do not affect how an engine is followed.
     pub fn is_followed_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
+            ttl: self.ttl,
             ..other.clone()
         };
         *self == relabelled
@@ -153,6 +158,9 @@ pub struct NewServer {
     pub scheme: Option<Scheme>,
     /// Address where requests for the engine go, and its labels.
     pub profile: Profile,
+    /// Time for which a registration counts without being renewed, as in [`NewEngine`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<Duration>,
 }
 
 /// Facts about an engine from the source that found it (such as DNS or Kubernetes), except its address.
@@ -206,10 +214,11 @@ impl NewServer {
     }
 
     /// Whether a bridge would ask and follow the server `other` in exactly the same way. The two may differ in the
-    /// address for requests and in all labels.
+    /// address for requests, in all labels and in the time to live.
     pub fn is_asked_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
+            ttl: self.ttl,
             discovered: Discovered {
                 labels: self.discovered.labels.clone(),
                 ..other.discovered.clone()
@@ -259,6 +268,14 @@ impl GivenEngine {
         match self {
             Self::Publisher(engine) => &engine.key.instance,
             Self::Server(server) => &server.instance,
+        }
+    }
+
+    /// Time for which a registration counts without being renewed; `None` if it counts until it is unregistered.
+    pub fn ttl(&self) -> Option<Duration> {
+        match self {
+            Self::Publisher(engine) => engine.ttl,
+            Self::Server(server) => server.ttl,
         }
     }
 
@@ -488,7 +505,8 @@ impl MeantEngines {
 /// The engines that a bridge follows. No method blocks.
 pub trait EngineRegistry: Send + Sync {
     /// Begins to follow an engine. If the engine is already followed in exactly this way, only its address for requests
-    /// and its labels are replaced.
+    /// and its labels are replaced, and its registration is renewed. A registration with a time to live that is in its place
+    /// ends.
     ///
     /// # Errors
     ///

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from ._checks import all_of, check_type
 from ._connection import Connection, error_of, refusals_of, unless_refused
 from .errors import (
     ConnectionFailedError,
@@ -89,13 +91,18 @@ def connect(url: str = "nats://127.0.0.1:4222", *, patience: float = 5.0, **opti
 
     :param url: several servers are joined by commas.
     :param patience: seconds in which the first connection must be made.
-    :raises ConnectionFailedError: if no server can be reached.
+    :raises ConnectionFailedError: if no server can be reached, or the credentials cannot be used.
+    :raises InvalidValueError: for a URL or an option that is none.
     """
     return Connecting(make_connection(url, patience=patience, **options))
 
 
 async def make_connection(url: str, *, patience: float = 5.0, **options: Any) -> Client:
     """Makes the connection of :func:`connect`."""
+    servers = _servers(url)
+    unknown = sorted(set(options) - set(inspect.signature(Client.connect).parameters))
+    if unknown:
+        raise InvalidValueError(f"nats.connect has no option {', '.join(unknown)}")
     last: list[object] = ["no answer"]
 
     async def note(error: Exception) -> None:
@@ -117,13 +124,31 @@ async def make_connection(url: str, *, patience: float = 5.0, **options: Any) ->
     }
     try:
         await asyncio.wait_for(
-            connection.connect(url.split(","), **(settings | options | {"error_cb": hear})), patience
+            connection.connect(servers, **(settings | options | {"error_cb": hear})), patience
         )
         return connection
     except asyncio.TimeoutError:
         raise ConnectionFailedError(f"NATS at {url}, within {patience} s: {last[0]}") from None
     except (nats.errors.Error, OSError) as error:
         raise ConnectionFailedError(f"NATS at {url}: {error}") from error
+    except ImportError as error:
+        # Only who signs with credentials or a seed needs this package.
+        advice = "; install kvatlas[credentials], or nkeys" if error.name == "nkeys" else ""
+        raise ConnectionFailedError(f"NATS at {url}: {error}{advice}") from error
+
+
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
+
+
+def _servers(url: str) -> list[str]:
+    """The servers of a URL, or of several that are joined by commas."""
+    check_type(url, str, "url")
+    servers = url.split(",")
+    for server in servers:
+        scheme, found, _ = server.strip().partition("://")
+        if found and scheme not in _SCHEMES:
+            raise InvalidValueError(f"{server!r} is no URL of NATS; these begin with {', '.join(_SCHEMES)}")
+    return servers
 
 
 async def disconnect(connection: Client, patience: float = DISCONNECT_PATIENCE) -> None:
@@ -177,6 +202,7 @@ class QueryClient:
         """
         if query is None:
             raise InvalidValueError("there is no query")
+        check_type(query, Query, "query")
         name, patience = namespace_of(namespace, model, tenant), self._patience_of(patience)
         payload = encode_query(query)
         if self._gathering:
@@ -189,7 +215,7 @@ class QueryClient:
     async def query_batch(
         self,
         namespace: str | None = None,
-        queries: Sequence[Query] = (),
+        queries: Iterable[Query] = (),
         *,
         model: str | None = None,
         tenant: str = DEFAULT_TENANT,
@@ -200,6 +226,7 @@ class QueryClient:
         :raises ClientError: why there is no answer at all. What a daemon refuses of the queries stands in its place.
         """
         name, patience = namespace_of(namespace, model, tenant), self._patience_of(patience)
+        queries = all_of(queries, Query, "queries")
         payload = encode_queries(queries)
         if self._gathering:
             subject = self._subjects.shards_query(name)
@@ -230,7 +257,7 @@ class QueryClient:
     async def tell(
         self,
         namespace: str | None = None,
-        outcomes: Sequence[Outcome] = (),
+        outcomes: Iterable[Outcome] = (),
         *,
         model: str | None = None,
         tenant: str = DEFAULT_TENANT,
@@ -241,13 +268,14 @@ class QueryClient:
         :raises NotPermittedError: where the server has refused an earlier call.
         """
         subject = self._subjects.outcome(namespace_of(namespace, model, tenant))
-        parts = (outcomes[begin : begin + OUTCOMES_MAX] for begin in range(0, len(outcomes), OUTCOMES_MAX))
+        told = all_of(outcomes, Outcome, "outcomes")
+        parts = (told[begin : begin + OUTCOMES_MAX] for begin in range(0, len(told), OUTCOMES_MAX))
         await self._publish(subject, map(encode_outcomes, parts))
 
     async def hint(
         self,
         namespace: str | None = None,
-        hints: Sequence[Hint] = (),
+        hints: Iterable[Hint] = (),
         *,
         model: str | None = None,
         tenant: str = DEFAULT_TENANT,
@@ -259,7 +287,7 @@ class QueryClient:
         """
         subject = self._subjects.hint(namespace_of(namespace, model, tenant))
         # Each may be as long as a query, and so may a message.
-        await self._publish(subject, map(encode_hint, hints))
+        await self._publish(subject, map(encode_hint, all_of(hints, Hint, "hints")))
 
     async def _publish(self, subject: str, payloads: Iterable[bytes]) -> None:
         """Publishes reports, which nobody replies to."""

@@ -147,10 +147,12 @@ class TooManyEventsError(PublisherError):
 
 
 class StoppedError(PublisherError):
-    """The publisher has said goodbye or was closed."""
+    """The publisher has said goodbye, was closed, or has ended by an error, which is the cause of this one."""
 
-    def __init__(self) -> None:
-        super().__init__("the publisher has stopped; start another one")
+    def __init__(self, fault: Exception | None = None) -> None:
+        why = "" if fault is None else f" by an error ({type(fault).__name__}: {fault})"
+        super().__init__(f"the publisher has stopped{why}; start another one")
+        self.__cause__ = fault
 
 
 class NotSentError(PublisherError, ConnectionFailedError):

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from operator import index
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgpack
 
+from ._checks import encoded, whole
 from .errors import InvalidValueError
 from .hashing import POSITION_MAX, U64_MAX, LineageHash, little_endian, unsigned_array
 from .profile import Profile
@@ -79,14 +79,6 @@ def lineages(values: Iterable[LineageHash]) -> tuple[LineageHash, ...]:
     return hashes
 
 
-def whole(value: int, what: str) -> int:
-    """A whole number of any type, as an ``int``."""
-    try:
-        return index(value)
-    except TypeError:
-        raise InvalidValueError(f"{what} must be a whole number, not {value!r}") from None
-
-
 def _runs(values: Sequence[int] | None, blocks: int) -> tuple[int, ...] | None:
     if values is None:
         return None
@@ -119,8 +111,8 @@ def resumable_runs(flags: Iterable[bool]) -> tuple[int, ...] | None:
 
 
 def check_text(text: str | None, what: str) -> None:
-    """Refuses an adapter name or salt that is too long for the contract."""
-    if text is not None and len(text.encode()) > TEXT_BYTES_MAX:
+    """Refuses an adapter name or salt that is no text, or is too long for the contract."""
+    if len(encoded(text, what)) > TEXT_BYTES_MAX:
         raise InvalidValueError(f"{what} has more than {TEXT_BYTES_MAX} bytes")
 
 
@@ -288,6 +280,8 @@ class Doubted:
     reasons: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.reasons, str) or not isinstance(self.reasons, Iterable):
+            raise InvalidValueError(f"reasons are a list of doubts, not {self.reasons!r}")
         unknown = set(self.reasons) - set(DOUBTS)
         if unknown:
             raise InvalidValueError(f"{sorted(unknown)} are no doubts; those are {', '.join(DOUBTS)}")

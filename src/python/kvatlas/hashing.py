@@ -19,6 +19,7 @@ from typing import Final
 
 import xxhash
 
+from ._checks import encoded, whole
 from .errors import InvalidValueError
 
 BASE_SEED: Final = 1337
@@ -38,10 +39,10 @@ _PAIR: Final = struct.Struct("<QQ")
 def cache_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
     """The seed of the block hashes of one cache. An absent or empty name adds nothing."""
     seed = BASE_SEED
-    if lora_name:
-        seed += xxhash.xxh3_64_intdigest(lora_name.encode(), seed=0)
-    if cache_salt:
-        seed += xxhash.xxh3_64_intdigest(cache_salt.encode(), seed=1)
+    if adapter := encoded(lora_name, "lora_name"):
+        seed += xxhash.xxh3_64_intdigest(adapter, seed=0)
+    if salt := encoded(cache_salt, "cache_salt"):
+        seed += xxhash.xxh3_64_intdigest(salt, seed=1)
     return seed & U64_MAX
 
 
@@ -74,7 +75,7 @@ def block_hashes(
     cache_salt: str | None = None,
 ) -> list[int]:
     """The hash of every whole block of ``tokens``. A tail that does not fill a block has none."""
-    if block_size < 1:
+    if whole(block_size, "block_size") < 1:
         raise InvalidValueError(f"a block size of {block_size} is not possible; use at least 1")
     seed = cache_seed(lora_name, cache_salt)
     encoded = memoryview(little_endian(unsigned_array("I", tokens, "tokens")))

@@ -107,7 +107,10 @@ def namespace_of(namespace: str | None, model: str | None, tenant: str = DEFAULT
         raise InvalidValueError("give either a namespace or a model")
     if model is not None:
         return ModelKey(model, tenant).namespace()
-    return str(namespace)
+    try:
+        return check_name(str(namespace), "namespace")
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{error}; the name of a model is given as model=") from None
 
 
 def worker_of_instance(instance: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ._checks import check_type
 from .errors import InvalidValueError
 
 _ADDRESS_BYTES_MAX: Final = 256
@@ -55,6 +56,9 @@ class Profile:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_type(self.labels, Mapping, "labels")
+        if self.address is not None:
+            check_type(self.address, str, "address")
         # What is told must not change with the caller's map.
         object.__setattr__(self, "labels", dict(self.labels))
         if self.address is not None and not _is_address(self.address):
@@ -64,6 +68,8 @@ class Profile:
         if len(self.labels) > _LABELS_MAX:
             raise InvalidValueError(f"there are {len(self.labels)} labels; at most {_LABELS_MAX} are allowed")
         for key, value in self.labels.items():
+            check_type(key, str, "the key of a label")
+            check_type(value, str, f"the value of label {key!r}")
             if not _KEY.fullmatch(key):
                 raise InvalidValueError(f"label {key!r} is not 1 to 64 characters out of A-Z a-z 0-9 . _ - /")
             if not _VALUE.fullmatch(value):

@@ -35,6 +35,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from ._checks import all_of, check_type, unsigned
 from ._connection import Refusal, confirm, error_of, refusals_of, unless_refused
 from ._publish.calls import BeginEpoch, CallQueue, Command, Flush, Heartbeats, Publish, SetProfile
 from ._publish.options import Acknowledged, PublisherOptions
@@ -135,6 +136,7 @@ class Publisher:
         self._refusal: Refusal | None = None
         self._asked = ""
         self._stopped = False
+        self._fault: Exception | None = None
         self._has_end = False
         self._is_over = False
         self._questions: Subscription | None = None
@@ -163,10 +165,10 @@ class Publisher:
         :raises InvalidValueError: for a name that is none.
         :raises ConnectionFailedError: if the connection is closed, so that no questions can be received.
         """
-        if not isinstance(rank, int) or not 0 <= rank < 1 << 32:
-            raise InvalidValueError(f"rank {rank} is not an unsigned integer of 32 bits")
+        rank = unsigned(rank, "rank", 32)
         subjects, namespace = Subjects(prefix), namespace_of(namespace, model, tenant)
-        given = options or PublisherOptions()
+        given = PublisherOptions() if options is None else options
+        check_type(given, PublisherOptions, "options")
         room = room_of(connection.max_payload)
         given = replace(given, batch_bytes_max=min(given.batch_bytes_max, room))
         publisher = cls(connection, subjects.events(namespace, worker), rank, given)
@@ -252,8 +254,10 @@ class Publisher:
     async def set_profile(self, profile: Profile) -> None:
         """Publishes what is queued, and tells daemons another address and other labels of the holder.
 
+        :raises InvalidValueError: if it is no profile.
         :raises StoppedError: if the publisher has stopped.
         """
+        check_type(profile, Profile, "profile")
         await self._put(SetProfile(profile))
 
     async def set_heartbeats(self, are_sent: bool) -> None:
@@ -292,14 +296,14 @@ class Publisher:
     async def _handed_over(self) -> tuple[Cursor, str | None]:
         """Waits until NATS has been handed all calls before; the last batch, and why one was not sent."""
         if self._task is None:
-            raise StoppedError
+            raise StoppedError(self._fault)
         done: asyncio.Future[tuple[Cursor, str | None]] = asyncio.get_running_loop().create_future()
         try:
             await self._put(Flush(done))
             either: tuple[asyncio.Future[Any], ...] = (done, self._task)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
-                raise StoppedError
+                raise StoppedError(self._fault)
             return done.result()
         except asyncio.CancelledError:
             if done.done() and not done.cancelled() and done.exception() is None:
@@ -379,12 +383,10 @@ class Publisher:
 
     def _checked(self, events: Events, tier: int) -> Publish:
         if self._stopped:
-            raise StoppedError
+            raise StoppedError(self._fault)
         if self._nats.is_closed:
             raise NotSentError("NATS: the connection is closed; connect anew, and start another publisher")
-        listed = [events] if isinstance(events, _EVENT_TYPES) else list(events)
-        if not all(isinstance(event, _EVENT_TYPES) for event in listed):
-            raise InvalidValueError("what is published must be events")
+        listed = [events] if isinstance(events, _EVENT_TYPES) else all_of(events, _EVENT_TYPES, "events")
         if not isinstance(tier, int) or not 0 <= tier < len(Tier):
             raise InvalidValueError(f"there is no tier {tier}; tiers are numbered from 0 to {len(Tier) - 1}")
         size, size_max = events_bytes(listed), self._options.batch_bytes_max
@@ -396,15 +398,15 @@ class Publisher:
 
     async def _put(self, command: Command) -> None:
         if self._stopped:
-            raise StoppedError
+            raise StoppedError(self._fault)
         await self._queue.put(command)
         if self._task is not None and self._task.done():
             # Nobody reads it any more. Others may wait for the room that it takes.
             self._refuse_queued()
-            raise StoppedError
+            raise StoppedError(self._fault)
         if self._has_end:
             # It stands behind the end, where nobody reads.
-            raise StoppedError
+            raise StoppedError(self._fault)
 
     # The task: the only one who sends batches.
 
@@ -413,7 +415,8 @@ class Publisher:
             while (command := await self._next()) is not None:
                 await self._obey(command)
             await self._send_all(self._outbox.seal(_clocks()))
-        except Exception:
+        except Exception as error:
+            self._fault = error
             _LOG.exception("the publisher of %s has ended by an error", self._subject)
         finally:
             self._stopped = True
@@ -477,7 +480,7 @@ class Publisher:
             command = self._queue.get_nowait()
             left.append(command)
             if isinstance(command, Flush) and not command.done.done():
-                command.done.set_exception(StoppedError())
+                command.done.set_exception(StoppedError(self._fault))
         if None in left:
             return left.index(None)
         return 0 if self._has_end else len(left)

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import msgpack
 
+from ._checks import unsigned
 from .errors import InvalidValueError
 from .events import PROTOCOL_VERSION, blob, check_text, lineage_blob, lineages, put_tokens
-from .hashing import POSITION_MAX, U64_MAX, LineageHash, little_endian, unsigned_array
+from .hashing import POSITION_MAX, LineageHash, little_endian, unsigned_array
 from .subjects import check_name
 
 
@@ -47,14 +48,25 @@ class Query:
 
     @classmethod
     def by_tokens(
-        cls, tokens: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
+        cls,
+        tokens: Sequence[int],
+        *,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+        token_count: int | None = None,
     ) -> Query:
-        """By the prompt's tokens; the daemon cuts and hashes them."""
+        """By the prompt's tokens; the daemon cuts and hashes them.
+
+        ``token_count`` is how many tokens the prompt has, where it goes on behind these: the last one is always computed.
+        """
         check_text(lora_name, "lora_name")
         check_text(cache_salt, "cache_salt")
         key: dict[str, Any] = {}
         put_tokens(key, tokens, lora_name, cache_salt)
-        return cls(key)
+        count = _token_count(token_count)
+        if count and count["token_count"] < len(key["tokens"]) // 4:
+            raise InvalidValueError("token_count is less than the number of tokens")
+        return cls(key | count)
 
     @classmethod
     def by_block_hashes(cls, hashes: Iterable[int], *, token_count: int | None = None) -> Query:
@@ -102,8 +114,10 @@ class Query:
             raise InvalidValueError(f"workers are a list of names, not the text {workers!r}")
         if workers is not None and not isinstance(workers, _Kept):
             workers = tuple(check_name(worker, "worker") for worker in workers)
-        if any(isinstance(number, int) and number < 0 for number in (limit, min_blocks)):
-            raise InvalidValueError("limit and min_blocks must not be below 0")
+        if limit is not None and not isinstance(limit, _Kept):
+            limit = unsigned(limit, "limit")
+        if not isinstance(min_blocks, _Kept):
+            min_blocks = unsigned(min_blocks, "min_blocks", 32)
         options: dict[str, Any] = {
             "workers": workers,
             "limit": limit,
@@ -148,9 +162,7 @@ def _positions(positions: Iterable[int] | None, hashes: int) -> dict[str, bytes]
 def _token_count(count: int | None) -> dict[str, int]:
     if count is None:
         return {}
-    if not 0 <= count <= U64_MAX:
-        raise InvalidValueError("token_count must be an unsigned integer of 64 bits")
-    return {"token_count": count}
+    return {"token_count": unsigned(count, "token_count")}
 
 
 def encode_query(query: Query) -> bytes:

@@ -8,6 +8,7 @@ from typing import Final
 
 import xxhash
 
+from ._checks import check_type
 from .errors import InvalidValueError
 from .hashing import BASE_SEED
 
@@ -19,6 +20,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def check_name(text: str, what: str) -> str:
     """``text``, if it can be a namespace or worker: 1 to 64 characters out of ``A-Z a-z 0-9 _ -``."""
+    check_type(text, str, what)
     if not _NAME.fullmatch(text):
         raise InvalidValueError(f"{what} {text!r} is not 1 to 64 characters out of A-Z a-z 0-9 _ -")
     return text

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -168,7 +168,7 @@ class QueryClient(_Owned):
     def query_batch(
         self,
         namespace: str | None = None,
-        queries: Sequence[Query] = (),
+        queries: Iterable[Query] = (),
         *,
         model: str | None = None,
         tenant: str = DEFAULT_TENANT,
@@ -191,7 +191,7 @@ class QueryClient(_Owned):
     def tell(
         self,
         namespace: str | None = None,
-        outcomes: Sequence[Outcome] = (),
+        outcomes: Iterable[Outcome] = (),
         *,
         model: str | None = None,
         tenant: str = DEFAULT_TENANT,
@@ -202,7 +202,7 @@ class QueryClient(_Owned):
     def hint(
         self,
         namespace: str | None = None,
-        hints: Sequence[Hint] = (),
+        hints: Iterable[Hint] = (),
         *,
         model: str | None = None,
         tenant: str = DEFAULT_TENANT,

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgpack
 
+from ._checks import check_type, unsigned
 from .errors import InvalidValueError, RefusedError, UndecodableError, refusal
 from .events import PROTOCOL_VERSION, Cursor
 from .hashing import LineageHash
@@ -165,6 +166,7 @@ class Outcome:
     :param found_tokens: how many tokens of the prompt the engine found in its cache: ``usage.prompt_tokens_details.cached_tokens``.
     :param prompt_tokens: how many tokens the prompt has; an engine always computes the last one.
     :param exact: whether the answer called the holder exact.
+    :raises InvalidValueError: for what a report cannot have. Servers that do not tell ``cached_tokens`` have no outcomes to tell.
     """
 
     worker: str
@@ -173,6 +175,15 @@ class Outcome:
     found_tokens: int
     prompt_tokens: int | None
     exact: bool
+
+    def __post_init__(self) -> None:
+        # One outcome that daemons cannot read takes all others of its report with it.
+        check_name(self.worker, "worker")
+        check_type(self.exact, bool, "exact")
+        for name in ("rank", "promised_blocks", "found_tokens", "prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None or name != "prompt_tokens":
+                object.__setattr__(self, name, unsigned(value, name, 32))
 
     @classmethod
     def of(cls, holder: HolderMatch, found_tokens: int, prompt_tokens: int | None = None) -> Outcome:
@@ -186,16 +197,22 @@ class Hint:
     """Where a request has been sent: its blocks will be there soon.
 
     :param prompt: the query about the request's prompt, by all of its blocks.
+    :raises InvalidValueError: for what a report cannot have.
     """
 
     worker: str
     prompt: Query
     rank: int = 0
 
+    def __post_init__(self) -> None:
+        check_name(self.worker, "worker")
+        check_type(self.prompt, Query, "prompt")
+        object.__setattr__(self, "rank", unsigned(self.rank, "rank", 32))
+
 
 def encode_hint(hint: Hint) -> bytes:
     """A report of one hint."""
-    entry = {"worker": check_name(hint.worker, "worker"), "rank": hint.rank, "prompt": hint.prompt.key}
+    entry = {"worker": hint.worker, "rank": hint.rank, "prompt": hint.prompt.key}
     payload: bytes = msgpack.packb({"v": PROTOCOL_VERSION, "hints": [entry]})
     return payload
 

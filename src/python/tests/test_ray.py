@@ -22,7 +22,6 @@ from world import NAMESPACE, World, eventually, options, world
 
 import kvatlas
 from kvatlas import Doubted, Profile, Stored, worker_of_instance
-from kvatlas._ray import registering
 from kvatlas._ray.asking import MISSES_MAX
 from kvatlas._ray.recent import LASTING, RecentChoices
 from kvatlas._ray.registering import Bridge, Registrar
@@ -307,78 +306,31 @@ def listener() -> Iterator[Listener]:
     running.close()
 
 
-async def test_engines_are_registered_until_they_have_gone(listener: Listener, tmp_path: Path) -> None:
+def source_of(endpoint: str, **metadata: Any) -> EventSource:
+    found = EventSource.of_stats(replica("a", endpoint, **metadata).routing_stats)
+    assert found is not None
+    return found
+
+
+async def test_engines_are_registered_again_and_again(listener: Listener, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     registrar = Registrar(Bridge(listener.url, "llama", "acme", "vllm", str(tmp_path / "token")))
-    [first, second] = [
-        EventSource.of_stats(replica(name, endpoint, replay_endpoint=f"{endpoint}0").routing_stats)
-        for name, endpoint in (("a", A), ("b", B))
-    ]
-    assert first is not None and second is not None
-    registrar._advertised = frozenset([first])
-    assert await registrar.round(0.0)
+    registrar._advertised = frozenset([source_of(A, replay_endpoint=f"{A}0")])
+    assert await registrar.round()
     named = {"instance_id": "10.0.0.1:5557", "modelname": "llama", "tenant_id": "acme", "dp_rank": 0}
-    told = {"endpoint": A, "replay_endpoint": f"{A}0", "block_size": 16, "type": "vllm"}
+    told = {"endpoint": A, "replay_endpoint": f"{A}0", "block_size": 16, "type": "vllm", "ttl_ms": 120_000}
     assert listener.posts == [("/register", named | told, "Bearer secret")]
 
     # It is told again, and what is refused is tried again.
     listener.status = 409
-    assert not await registrar.round(1.0)
-    assert len(listener.posts) == 2
+    assert not await registrar.round()
+    assert listener.posts[1] == listener.posts[0]
 
-    # A replica that is away for a moment keeps its engine.
+    # Whoever registers an engine no more has the bridge forget it.
     listener.status = 200
-    registrar._advertised = frozenset([second])
-    assert await registrar.round(2.0)
-    assert [path for path, *_ in listener.posts[2:]] == ["/register"]
-    assert await registrar.round(1.0 + registering.GONE_AFTER)
-    assert listener.posts[-1] == ("/unregister", named, "Bearer secret")
-    posts = len(listener.posts)
-    assert await registrar.round(2.0 + registering.GONE_AFTER)
-    assert [path for path, *_ in listener.posts[posts:]] == ["/register"]
-
-
-async def test_an_engine_whose_settings_have_changed_takes_the_place_of_the_one_before(listener: Listener) -> None:
-    registrar = Registrar(Bridge(listener.url, "llama", "acme", "vllm", None))
-    place: dict[str, Any] = {}
-
-    def answer(path: str, body: dict[str, Any]) -> int:
-        if path == "/unregister":
-            place.clear()
-        elif place and place != body:
-            return 409
-        else:
-            place.update(body)
-        return 200
-
-    listener.answer = answer
-    sizes = {
-        size: EventSource.of_stats(replica("a", A, block_size=size).routing_stats) for size in (16, 32, 64)
-    }
-
-    def advertise(size: int) -> None:
-        found = sizes[size]
-        assert found is not None
-        registrar._advertised = frozenset([found])
-
-    advertise(16)
-    assert await registrar.round(0.0)
-    advertise(32)
-    assert await registrar.round(1.0)
-    assert [path for path, *_ in listener.posts] == ["/register", "/register", "/unregister", "/register"]
-    assert place["block_size"] == 32
-    # A bridge that is away for long does not end it.
-    advertise(64)
-    listener.answer = lambda path, body: 503
-    assert not await registrar.round(2.0)
-    assert not await registrar.round(2.0 + 2 * registering.GONE_AFTER)
-    listener.answer = answer
-    assert await registrar.round(3.0 + 2 * registering.GONE_AFTER)
-    assert place["block_size"] == 64
-    # Nothing is left of those before.
-    posts = len(listener.posts)
-    assert await registrar.round(4.0 + 4 * registering.GONE_AFTER)
-    assert [path for path, *_ in listener.posts[posts:]] == ["/register"]
+    registrar._advertised = frozenset([source_of(B)])
+    assert await registrar.round()
+    assert [(path, body["endpoint"]) for path, body, _ in listener.posts[2:]] == [("/register", B)]
 
 
 async def test_an_answer_that_is_no_http_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
@@ -398,12 +350,12 @@ async def test_an_answer_that_is_no_http_is_a_refusal(caplog: pytest.LogCaptureF
         registrar = Registrar(Bridge(url, "llama", "acme", "vllm", None))
         registrar._advertised = frozenset([source])
         # The port is that of a NATS server, for one.
-        assert not await registrar.round(0.0)
+        assert not await registrar.round()
         assert "INFO" in caplog.text
-        assert await registrar.round(1.0)
+        assert await registrar.round()
     wrong = Registrar(Bridge("http://bridge:http", "llama", "acme", "vllm", None))
     wrong._advertised = frozenset([source])
-    assert not await wrong.round(0.0)
+    assert not await wrong.round()
 
 
 async def test_a_router_registers_what_replicas_advertise(

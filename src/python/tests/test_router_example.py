@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib
 import itertools
@@ -15,8 +16,11 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import aiohttp
 import msgpack
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from processes import REPOSITORY, kvatlas
 
 SOURCE = REPOSITORY / "deploy/router-example"
@@ -37,6 +41,15 @@ def policy() -> Iterator[ModuleType]:
     sys.path.insert(0, str(SOURCE))
     try:
         yield importlib.import_module("policy")
+    finally:
+        sys.path.remove(str(SOURCE))
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SOURCE))
+    try:
+        yield importlib.import_module("router")
     finally:
         sys.path.remove(str(SOURCE))
 
@@ -132,6 +145,28 @@ def test_the_policy_chooses_what_the_examples_in_other_languages_do(policy: Modu
     if "KVATLAS_TEST_REWRITE_VECTORS" in os.environ:
         kept.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
     assert json.loads(kept.read_text()) == cases
+
+
+async def test_work_is_counted_in_blocks_of_the_namespace(router: ModuleType) -> None:
+    holder = {"worker": "warm", "rank": 0, "matched_blocks": 90, "usable_blocks": 90, "exact": True}
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.json_response({"query_blocks": 100, "block_size": 64, "holders": [holder]})
+
+    kvatlas_page = web.Application()
+    kvatlas_page.router.add_post("/v1/query", answer)
+    async with TestServer(kvatlas_page) as server, aiohttp.ClientSession() as session:
+        url = str(server.make_url("/"))
+        options = argparse.Namespace(
+            engine=["warm=http://h:1"], kvatlas=url, model="m", policy="kvatlas", no_outcomes=True, hints=False, patience=30
+        )
+        made = router.Router(options)
+        made._http = session
+        assert await made.choose(list(range(6400))) == ("warm", 10, holder)
+        await server.close()
+        # What the last answer told counts where nobody answers.
+        assert await made.choose(list(range(6400))) == ("warm", 100, None)
+        assert made.counts == {"answered": 1, "unanswered": 1}
 
 
 def test_a_short_conversation_keeps_its_home_over_most_turns(policy: ModuleType) -> None:

@@ -639,6 +639,23 @@ async fn engines_come_and_go_over_http() {
         refused.status == 409 && text.contains("is followed as 7/0 of m"),
         "{text}"
     );
+    // A registration with a time to live gives way to what is registered at its address.
+    reused["ttl_ms"] = json!(1000);
+    assert_eq!(http.post("/register", &reused).await.status, 400);
+    reused["ttl_ms"] = json!(60_000);
+    assert_eq!(http.post("/register", &reused).await.status, 409);
+    let mut lasting = dynamo.clone();
+    lasting["ttl_ms"] = json!(60_000);
+    for taken in [&lasting, &reused, &dynamo] {
+        assert_eq!(http.post("/register", taken).await.status, 201);
+        eventually("it is alone", async || {
+            let workers = http.get("/workers").await.json();
+            let is_alone =
+                workers.as_array()?.len() == 1 && workers[0]["instance_id"] == taken["instance_id"];
+            is_alone.then_some(())
+        })
+        .await;
+    }
     let mut bad = dynamo.clone();
     bad["endpoint"] = json!("ipc:///tmp/x");
     assert_eq!(http.post("/register", &bad).await.status, 400);

@@ -10,7 +10,7 @@ use crate::StatePlace;
 use crate::state::StateDirectory;
 
 /// Makes a bridge whose registrations are in JetStream, and that is not connected yet.
-fn sharing() -> Bridge {
+pub(in super::super) fn sharing() -> Bridge {
     let (subjects, place) = (
         Subjects::new("kvatlas").unwrap(),
         "nats:kept".parse::<StatePlace>().unwrap(),
@@ -24,9 +24,13 @@ fn sharing() -> Bridge {
 }
 
 fn entry(text: &str, is_registered: bool) -> HeardRegistration {
+    entry_of(given(text), is_registered)
+}
+
+pub(in super::super) fn entry_of(engine: GivenEngine, is_registered: bool) -> HeardRegistration {
     HeardRegistration {
         registration: Registration {
-            engine: given(text),
+            engine,
             is_registered,
         },
         written: SystemTime::now(),

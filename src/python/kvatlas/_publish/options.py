@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, TypeAlias
 
+from .._checks import check_type, whole
 from ..errors import InvalidValueError
 from ..events import Cursor
 from ..hashing import BLOCK_SIZE, U64_MAX
@@ -78,20 +79,37 @@ class PublisherOptions:
     def __post_init__(self) -> None:
         if self.epoch is not None and self.after is not None:
             raise InvalidValueError("give epoch or after, not both")
-        begun = Cursor(self.epoch or 0, 0) if self.after is None else self.after
+        check_type(self.profile, Profile, "profile")
+        if self.transport is not None:
+            check_type(self.transport, Acknowledged, "transport")
+        self._check_begin()
+        if self.hashing not in ("engine", "recompute"):
+            raise InvalidValueError(f"hashing {self.hashing!r} is not one of engine, recompute")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if name in _SECONDS:
+                check_type(value, (int, float), name)
+            else:
+                value = whole(value, name)
+                object.__setattr__(self, name, value)
+            if not value >= least:
+                raise InvalidValueError(f"{name} must be at least {least}")
+        if self.block_size > _BLOCK_SIZE_MAX:
+            raise InvalidValueError(f"block_size must be at most {_BLOCK_SIZE_MAX}")
+
+    def _check_begin(self) -> None:
+        begun = Cursor(0, 0)
+        if self.epoch is not None:
+            begun = Cursor(whole(self.epoch, "epoch"), 0)
+            object.__setattr__(self, "epoch", begun.epoch)
+        elif self.after is not None:
+            check_type(self.after, Cursor, "after")
+            begun = Cursor(whole(self.after.epoch, "the epoch of after"), whole(self.after.seq, "the batch of after"))
+            object.__setattr__(self, "after", begun)
         if not (0 <= begun.epoch <= U64_MAX and 0 <= begun.seq <= AFTER_SEQ_MAX):
             raise InvalidValueError(
                 f"epochs are from 0 to {U64_MAX}, and a publisher goes on behind batch {AFTER_SEQ_MAX} at most: begin a new epoch"
             )
-        if self.hashing not in ("engine", "recompute"):
-            raise InvalidValueError(f"hashing {self.hashing!r} is not one of engine, recompute")
-        for name, least in _LEAST.items():
-            if not getattr(self, name) >= least:
-                raise InvalidValueError(f"{name} must be at least {least}")
-        if not all(isinstance(number, int) for number in (begun.epoch, begun.seq, self.block_size)):
-            raise InvalidValueError("epochs, numbers of batches and block_size must be whole numbers")
-        if self.block_size > _BLOCK_SIZE_MAX:
-            raise InvalidValueError(f"block_size must be at most {_BLOCK_SIZE_MAX}")
 
 
 _BLOCK_SIZE_MAX: Final = 1 << 16
@@ -110,4 +128,5 @@ _LEAST: Final[dict[str, float]] = {
     "chunk_bytes_max": 1,
     "answers_max": 1,
 }
+_SECONDS: Final = ("heartbeat_interval", "batch_delay")
 assert set(_LEAST) <= {known.name for known in fields(PublisherOptions)}

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import json
 import logging
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -19,11 +18,11 @@ from .sources import EventSource
 _LOG: Final = logging.getLogger("kvatlas.ray")
 
 ROUND: Final = 30.0
-"""Seconds after which all engines are registered again: a bridge may have forgotten them. That changes nothing where it has not."""
+"""Seconds after which all engines are registered again, so that the bridge keeps them."""
 RETRY: Final = 2.0
 """Seconds after which one that could not be registered is tried again."""
-GONE_AFTER: Final = 60.0
-"""Seconds for which no replica may have an engine before it is unregistered."""
+TTL: Final = 120.0
+"""Seconds after which a bridge forgets an engine that no router registers: no replica has it, or the application has ended."""
 _TIMEOUT: Final = 2.0
 
 _ERRORS: Final = (OSError, ValueError, http.client.HTTPException)
@@ -45,8 +44,8 @@ class Bridge:
     kind: str
     token_file: str | None
 
-    def post(self, path: str, source: EventSource) -> None:
-        """Sends one request.
+    def register(self, source: EventSource) -> None:
+        """Registers an engine, or has the bridge keep it.
 
         :raises OSError: where it is not answered, or refused.
         :raises http.client.HTTPException: where the answer, or the URL, is none of HTTP.
@@ -56,14 +55,16 @@ class Bridge:
             "modelname": self.model,
             "tenant_id": self.tenant,
             "dp_rank": source.rank,
+            "endpoint": source.endpoint,
+            "block_size": source.block_size,
+            "type": self.kind,
+            "ttl_ms": round(TTL * 1000),
         }
-        if path == "/register":
-            body |= {"endpoint": source.endpoint, "block_size": source.block_size, "type": self.kind}
-            body |= {"replay_endpoint": source.replay_endpoint} if source.replay_endpoint else {}
+        body |= {"replay_endpoint": source.replay_endpoint} if source.replay_endpoint else {}
         headers = {"content-type": "application/json"}
         if self.token_file:
             headers["authorization"] = f"Bearer {Path(self.token_file).read_text().strip()}"
-        request = urllib.request.Request(self.url.rstrip("/") + path, json.dumps(body).encode(), headers)
+        request = urllib.request.Request(self.url.rstrip("/") + "/register", json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT):
                 pass
@@ -72,13 +73,15 @@ class Bridge:
 
 
 class Registrar:
-    """Keeps the engines registered that replicas have. All methods run in one event loop."""
+    """Keeps the engines registered that replicas have. All methods run in one event loop.
+
+    Nothing is unregistered: a bridge forgets what nobody registers again, also where this process ends with its application. What is
+    registered takes the place of what a router has registered at the same address before.
+    """
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._seen: dict[EventSource, float] = {}
         self._advertised: frozenset[EventSource] = frozenset()
-        self._registered: set[EventSource] = set()
         self._failed: dict[EventSource, str] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -95,46 +98,26 @@ class Registrar:
     async def _run(self) -> None:
         while True:
             self._changed.clear()
-            is_complete = await self.round(time.monotonic())
+            is_complete = await self.round()
             try:
                 await asyncio.wait_for(self._changed.wait(), ROUND if is_complete else RETRY)
             except asyncio.TimeoutError:
                 continue
 
-    async def round(self, now: float) -> bool:
-        """Registers all engines, and unregisters those that have gone. Returns whether nothing is left to do."""
+    async def round(self) -> bool:
+        """Registers all engines. Returns whether all are."""
         advertised = self._advertised
-        self._seen |= dict.fromkeys(advertised, now)
         outcomes = [await self._register(source) for source in advertised]
-        # Another engine may have its address by now.
-        taken = {source.place for source in advertised if source in self._registered}
-        for source in [source for source, seen in self._seen.items() if now - seen >= GONE_AFTER]:
-            is_taken = source.place in taken
-            if is_taken or source not in self._registered or await self._send("/unregister", source):
-                del self._seen[source]
-                self._registered.discard(source)
-        self._failed = {source: why for source, why in self._failed.items() if source in self._seen}
+        self._failed = {source: why for source, why in self._failed.items() if source in advertised}
         return all(outcomes)
 
     async def _register(self, source: EventSource) -> bool:
-        if await self._send("/register", source):
-            return True
-        # A bridge refuses an engine with other settings in the place of one that it still follows.
-        before = {old for old in self._registered if old.place == source.place} - self._advertised
-        if not before or not await self._send("/unregister", next(iter(before))):
-            return False
-        self._registered -= before
-        return await self._send("/register", source)
-
-    async def _send(self, path: str, source: EventSource) -> bool:
         try:
-            await asyncio.to_thread(self._bridge.post, path, source)
+            await asyncio.to_thread(self._bridge.register, source)
         except _ERRORS as error:
             if self._failed.get(source) != str(error):
-                _LOG.warning("%s of %s at %s: %s", path, source.endpoint, self._bridge.url, error)
+                _LOG.warning("%s is not registered at %s: %s", source.endpoint, self._bridge.url, error)
             self._failed[source] = str(error)
             return False
-        if path == "/register":
-            self._registered.add(source)
         self._failed.pop(source, None)
         return True

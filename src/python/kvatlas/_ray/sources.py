@@ -57,11 +57,6 @@ class EventSource:
         """``HOST:PORT``: what the engine is called unless it has been given a name."""
         return _authority(self.endpoint)
 
-    @property
-    def place(self) -> tuple[str, int]:
-        """What a bridge tells engines of one model apart by."""
-        return self.instance, self.rank
-
     def blocks(self, depths: Depths) -> int:
         """How many blocks of a prompt the engine is certain to have, by its name or its address."""
         by_name = 0 if self.worker is None else depths.get((self.worker, self.rank), 0)

@@ -1,0 +1,182 @@
+//! Registrations with a time to live. Such a registration ends unless its client renews it, that is, registers the engine
+//! again. It also gives way to whatever a client registers at its address.
+
+use std::time::Duration;
+
+use kvatlas_process::registry::{GivenEngine, RegisterRefusal};
+use kvatlas_telemetry::log_gated;
+
+use super::{Bridge, BridgeState};
+
+/// Pause between two looks at registrations that may be over.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Time for which a registration counts, and the time that has passed. A stall of this process counts as one tick at most,
+/// because renewals may wait to be read then.
+#[derive(Debug, Default)]
+pub(super) struct Lifetime {
+    /// Time to live; `None` for a registration that counts until it is unregistered.
+    ttl: Option<Duration>,
+    /// Time since the registration was made, renewed or read.
+    age: Duration,
+    /// Time since other bridges were told of the registration.
+    untold: Duration,
+}
+
+impl Lifetime {
+    pub(super) fn of(engine: &GivenEngine) -> Self {
+        Self {
+            ttl: engine.ttl(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn ttl(&self) -> Option<Duration> {
+        self.ttl
+    }
+
+    /// Returns the time after which the other bridges are told of a renewal.
+    fn pause(&self) -> Duration {
+        self.ttl.unwrap_or_default() / 3
+    }
+
+    /// Lets `time` pass. Returns whether the registration is over. One that is shared counts a third longer, because its
+    /// renewals reach other bridges later.
+    pub(super) fn pass(&mut self, time: Duration, is_shared: bool) -> bool {
+        self.age = self.age.saturating_add(time);
+        self.untold = self.untold.saturating_add(time);
+        let more = if is_shared { self.pause() } else { Duration::ZERO };
+        self.ttl.is_some_and(|ttl| self.age >= ttl.saturating_add(more))
+    }
+}
+
+/// Returns whether two engines are one, or are publishers at one address.
+fn is_same_place(engine: &GivenEngine, other: &GivenEngine) -> bool {
+    let is_same_address = match (engine, other) {
+        (GivenEngine::Publisher(engine), GivenEngine::Publisher(other)) => {
+            (&engine.endpoint, &engine.topic) == (&other.endpoint, &other.topic)
+        }
+        _ => false,
+    };
+    is_same_address || engine.is_same_engine(other)
+}
+
+impl BridgeState {
+    /// Returns the registration of a followed engine by its name; `None` if the engine is not followed.
+    pub(super) fn lifetime_mut(&mut self, engine: &GivenEngine) -> Option<&mut Option<Lifetime>> {
+        match engine {
+            GivenEngine::Publisher(engine) => {
+                let followed = self.engines.get_mut(&engine.key);
+                followed.map(|followed| &mut followed.registered)
+            }
+            GivenEngine::Server(server) => {
+                let asked = self.servers.get_mut(&server.key());
+                asked.map(|asked| &mut asked.registered)
+            }
+        }
+    }
+
+    /// Notes that an engine was registered with this bridge, where its registration was `before`. Returns whether the other
+    /// bridges have to be told. They are told of a renewal at most once per third of the time to live.
+    pub(super) fn renew(&mut self, engine: &GivenEngine, before: Option<&GivenEngine>) -> bool {
+        let life = self.lifetime_mut(engine).and_then(|life| life.as_ref());
+        let untold = life.filter(|life| life.untold < life.pause());
+        let untold = untold.map(|life| life.untold);
+        self.set_registered(engine, true);
+        let is_renewal = before.is_some() && before == self.registered_as(engine).as_ref();
+        let Some(untold) = untold.filter(|_| is_renewal) else {
+            return true;
+        };
+        if let Some(Some(life)) = self.lifetime_mut(engine) {
+            life.untold = untold;
+        }
+        false
+    }
+
+    /// Lets `time` pass for all registrations of followed engines. Returns those that are over.
+    fn pass(&mut self, time: Duration, is_shared: bool) -> Vec<GivenEngine> {
+        let is_over = |registered: &mut Option<Lifetime>| {
+            let life = registered.as_mut();
+            life.is_some_and(|life| life.pass(time, is_shared))
+        };
+        let mut over = Vec::new();
+        for followed in self.engines.values_mut() {
+            if is_over(&mut followed.registered) {
+                over.extend(followed.given());
+            }
+        }
+        for asked in self.servers.values_mut() {
+            if is_over(&mut asked.registered) {
+                over.extend(asked.given());
+            }
+        }
+        over
+    }
+}
+
+impl Bridge {
+    /// Begins to follow an engine that a client registers. Registrations with a time to live that are in its place end, and
+    /// are added to `replaced`: what is registered last is there now.
+    pub(super) fn follow_over(
+        &self,
+        state: &mut BridgeState,
+        engine: &GivenEngine,
+        replaced: &mut Vec<GivenEngine>,
+    ) -> Result<(), RegisterRefusal> {
+        loop {
+            let Err(refusal) = self.follow_in(state, engine.clone()) else {
+                return Ok(());
+            };
+            let is_in_place = match refusal {
+                RegisterRefusal::Conflict { .. }
+                | RegisterRefusal::SameAddress { .. }
+                | RegisterRefusal::OtherBlockSize { .. } => {
+                    let mut registered = state.registered();
+                    registered.find(|old| old.ttl().is_some() && is_same_place(old, engine))
+                }
+                _ => None,
+            };
+            let Some(old) = is_in_place else {
+                return Err(refusal);
+            };
+            self.drop_registered(state, &old);
+            replaced.push(old);
+        }
+    }
+
+    /// Ends registrations that are not renewed, until the bridge stops.
+    pub(super) async fn end_unrenewed(self) {
+        loop {
+            tokio::time::sleep(TICK).await;
+            self.pass(TICK);
+        }
+    }
+
+    /// Lets `time` pass, and ends the registrations that were not renewed in time. None ends while those that bridges
+    /// share, with their renewals, cannot be read.
+    fn pass(&self, time: Duration) {
+        let is_shared = self.shared_registrations().is_some();
+        let mut state = self.inner.state.lock();
+        if state.kept.is_unread() {
+            return;
+        }
+        let over = state.pass(time, is_shared);
+        for engine in &over {
+            self.drop_registered(&mut state, engine);
+        }
+        let kept = state.kept.pass(time, is_shared);
+        drop(state);
+        if over.is_empty() && kept.is_empty() {
+            return;
+        }
+        self.keep_registered();
+        for engine in over.into_iter().chain(kept) {
+            let name = engine.instance();
+            log_gated!(info "a registration was not renewed and has ended" up to 64; engine = name);
+            self.share(engine, false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
