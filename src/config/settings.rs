@@ -446,9 +446,6 @@ tables! {
         max_reported_bytes: usize = "256 MiB", bytes(64 * KIB, 64 * GIB);
         /// Time without a report about a worker over gRPC after which answers leave the worker out, in milliseconds; 0 is never.
         report_silence as max_report_silence_ms: Option<Duration> = "60000", milliseconds_or_never(86_400_000);
-        /// Maximum number of bytes of the counts that tell how often each block was looked up over gRPC; beyond it, the
-        /// oldest counts are dropped.
-        max_hit_count_bytes: usize = "16 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
     /// Settings of the log.

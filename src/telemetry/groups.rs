@@ -3,8 +3,8 @@
 use super::declare::{GroupDescription, MetricDescription, MetricGroup};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, DynamoConnectionMetrics, DynamoMetrics,
-    EngineMetrics, EventMetrics, GatherMetrics, GrpcAddressMetrics, GrpcConnectionMetrics, GrpcHitMetrics,
-    GrpcMethodMetrics, GrpcReportMetrics, HintMetrics, HistoryMetrics, HolderOutcomeMetrics, HttpBodyMetrics,
+    EngineMetrics, EventMetrics, GatherMetrics, GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics,
+    GrpcReportMetrics, HintMetrics, HistoryMetrics, HolderOutcomeMetrics, HttpBodyMetrics,
     HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
     OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics, QueryErrorMetrics, QueryMetrics,
     RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
@@ -60,7 +60,6 @@ groups! {
     GrpcAddressMetrics,
     GrpcConnectionMetrics,
     GrpcReportMetrics,
-    GrpcHitMetrics,
     BridgeMetrics,
     EngineMetrics,
     TraceMetrics,

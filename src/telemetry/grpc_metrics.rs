@@ -87,16 +87,6 @@ impl GrpcReportMetrics {
 }
 
 metric_group! {
-    /// Metrics about counts of how often blocks were looked up over gRPC.
-    GrpcHitMetrics::new() {
-        /// Blocks whose look-ups over gRPC are counted.
-        pub counted: Gauge = "kvatlas_grpc_hit_counts", Count;
-        /// Blocks whose count of look-ups over gRPC was dropped because there was no room for more.
-        pub dropped: Counter = "kvatlas_grpc_hit_counts_dropped_total", Count;
-    }
-}
-
-metric_group! {
     /// Metrics about connections of SGLang's routers.
     GrpcConnectionMetrics::new() {
         /// Connections to the listener for SGLang's routers that are open.
@@ -131,9 +121,6 @@ mod tests {
             reports.workers.get(ReportState::Awaited).set(1.0);
             reports.bytes.set(640.0);
             reports.lost(ReportLoss::Gap, "gpu-0");
-            let hits = GrpcHitMetrics::new();
-            hits.counted.set(3.0);
-            hits.dropped.increment(4);
             let connections = GrpcConnectionMetrics::new();
             connections.opened();
             connections.opened();
@@ -149,8 +136,6 @@ mod tests {
             "kvatlas_grpc_reported_workers{state=\"awaited\"} 1",
             "kvatlas_grpc_reported_bytes 640",
             "kvatlas_grpc_reports_lost_total{reason=\"gap\"} 1",
-            "kvatlas_grpc_hit_counts 3",
-            "kvatlas_grpc_hit_counts_dropped_total 4",
             "kvatlas_grpc_connections 1",
             "kvatlas_grpc_connections_refused_total 1",
         ] {

@@ -62,8 +62,7 @@ pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};
 pub use groups::{all, groups};
 pub use grpc_metrics::{
-    GrpcAddressMetrics, GrpcConnectionMetrics, GrpcHitMetrics, GrpcMethodMetrics, GrpcMetrics,
-    GrpcReportMetrics,
+    GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics, GrpcMetrics, GrpcReportMetrics,
 };
 pub use hint_metrics::HintMetrics;
 pub use history_metrics::HistoryMetrics;

@@ -23,11 +23,7 @@ const ACTIONS: [&str; 4] = [
 ];
 
 /// The methods that are always answered. The request and the response of a method are named after it.
-const METHODS: [&str; 3] = [
-    "MatchExternalKvPrefix",
-    "MatchExternalKv",
-    "GetExternalKvHitCounts",
-];
+const METHODS: [&str; 2] = ["MatchExternalKvPrefix", "MatchExternalKv"];
 /// The methods that report workers' blocks. They are described only if reports are taken.
 const REPORTS: [&str; 3] = [
     "ConfigureExpectedWorkers",
@@ -167,7 +163,7 @@ mod tests {
         );
         let fields = file.message_type.iter().flat_map(|message| &message.field);
         assert!(fields.clone().all(|field| field.r#type.is_some()));
-        assert_eq!((file.message_type.len(), fields.count()), (19, 55));
+        assert_eq!((file.message_type.len(), fields.count()), (16, 50));
     }
 
     #[test]
@@ -190,6 +186,6 @@ mod tests {
     #[test]
     fn what_is_not_answered_is_not_described() {
         let methods = |takes_reports| descriptors(takes_reports).file[0].service[0].method.len();
-        assert_eq!((methods(false), methods(true)), (3, 6));
+        assert_eq!((methods(false), methods(true)), (2, 5));
     }
 }

@@ -90,8 +90,6 @@ messages! {
     MatchExternalKvRequest {
         /// Hashes of the prompt's blocks, from the first block on.
         hashes: Vec<i64> = 1, [sfixed64, repeated];
-        /// Whether this look-up is added to the hit counts of the blocks that are found.
-        count_as_hit: bool = 2, [bool];
     }
 
     TierHashes {
@@ -178,19 +176,5 @@ messages! {
     ConfigureExpectedWorkersResponse {
         total_workers: u32 = 1, [uint32];
         ready_workers: u32 = 2, [uint32];
-    }
-
-    GetExternalKvHitCountsRequest {
-        hashes: Vec<i64> = 1, [sfixed64, repeated];
-    }
-
-    #[derive(Copy, Eq)]
-    HitCountEntry {
-        hash: i64 = 1, [sfixed64];
-        hit_count_total: u64 = 2, [uint64];
-    }
-
-    GetExternalKvHitCountsResponse {
-        entries: Vec<HitCountEntry> = 1, [message, repeated];
     }
 }

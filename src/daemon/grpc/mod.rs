@@ -27,7 +27,6 @@
 //! | `describe` | the description of the service, for clients that ask for it (reflection) |
 //! | `question` | from a question to its answer |
 //! | `reports` | workers whose blocks are reported over gRPC, and how many leading blocks of a prompt they have |
-//! | `hits` | how often blocks were looked up |
 //! | `health` | readiness, over gRPC's health protocol |
 //! | `service` | one request: its token, the method that answers it, and its bounds |
 //! | `connection` | one connection of HTTP/2 |
@@ -36,7 +35,6 @@
 mod connection;
 mod describe;
 mod health;
-mod hits;
 mod messages;
 mod question;
 mod reports;

@@ -1,4 +1,4 @@
-//! Answers to the questions of SGLang's routers: which workers have leading blocks of a prompt, and how often blocks were found.
+//! Answers to the questions of SGLang's routers: which workers have leading blocks of a prompt.
 
 use std::cell::LazyCell;
 use std::collections::HashSet;
@@ -21,10 +21,8 @@ use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
 use kvatlas_telemetry::{GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
-use super::hits::Hits;
 use super::messages::{
-    ExternalKvNodeMatch, ExternalKvPrefixMatch, GetExternalKvHitCountsRequest,
-    GetExternalKvHitCountsResponse, MatchExternalKvPrefixRequest, MatchExternalKvPrefixResponse,
+    ExternalKvNodeMatch, ExternalKvPrefixMatch, MatchExternalKvPrefixRequest, MatchExternalKvPrefixResponse,
     MatchExternalKvRequest, MatchExternalKvResponse, TierHashes, TierType,
 };
 use super::reports::{BlockReports, Coverage, ReportedMatch};
@@ -45,7 +43,6 @@ pub(super) struct Questions {
     pub(super) namespace: Option<NamespaceName>,
     /// Workers whose blocks are reported over gRPC. `None` if reports are not taken.
     pub(super) reports: Option<Arc<BlockReports>>,
-    pub(super) hits: Hits,
     /// Number of blocks that answers tell about a worker: those that a request can reuse, or those that full attention
     /// has.
     pub(super) depth: Depth,
@@ -258,11 +255,6 @@ impl Questions {
         matches.sort_unstable_by(|one, other| {
             (&one.worker_id, &one.address).cmp(&(&other.worker_id, &other.address))
         });
-        if question.count_as_hit {
-            let tiers = matches.iter().flat_map(|found| &found.hashes_by_tier);
-            let found: HashSet<i64> = tiers.flat_map(|tier| &tier.hashes).copied().collect();
-            self.hits.count(found);
-        }
         Ok(AnswerWithCertainty {
             answer: MatchExternalKvResponse { matches },
             is_exact: Some(certain.is_exact && is_whole),
@@ -275,23 +267,6 @@ impl Questions {
         let asked = hashes.len();
         hashes.truncate(self.source.limits().query_depth_max);
         hashes.len() == asked
-    }
-
-    /// Returns how often each hash was found by questions that set `count_as_hit`.
-    pub(super) fn hit_counts(
-        &self,
-        question: &GetExternalKvHitCountsRequest,
-    ) -> Result<AnswerWithCertainty<GetExternalKvHitCountsResponse>, Status> {
-        let hashes = each_once(&question.hashes);
-        if hashes.len() > usize::try_from(BLOCKS_MAX).unwrap_or(usize::MAX) {
-            return Err(too_many(hashes.len()));
-        }
-        Ok(AnswerWithCertainty {
-            answer: GetExternalKvHitCountsResponse {
-                entries: self.hits.of(&hashes),
-            },
-            is_exact: None,
-        })
     }
 
     /// Returns the tiers in which workers that report over gRPC have `hashes`, and how certain the state of these

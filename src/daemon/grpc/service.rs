@@ -193,12 +193,6 @@ impl Door {
                 })
                 .await
             }
-            GrpcMethod::HitCounts => {
-                self.unary(request, |door: Arc<Self>, question| async move {
-                    door.questions.hit_counts(&question)
-                })
-                .await
-            }
             GrpcMethod::Apply => {
                 self.unary(request, |door: Arc<Self>, report| async move {
                     done(door.reports()?.apply(report, Instant::now()))

@@ -19,7 +19,6 @@ use kvatlas_telemetry::{GrpcConnectionMetrics, GrpcMetrics, QueryErrorMetrics, Q
 use super::connection::{DRAIN_TIMEOUT, serve};
 use super::describe::descriptors;
 use super::health::ReadinessHealth;
-use super::hits::Hits;
 use super::question::Questions;
 use super::reports::{BlockReports, ReportLimits};
 use super::service::{BuiltInService, Door, Writing, other};
@@ -82,7 +81,6 @@ fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, Sta
             source,
             namespace,
             reports: writing.as_ref().map(|writing| Arc::clone(&writing.reports)),
-            hits: Hits::new(config.max_hit_count_bytes),
             depth: shared.config.queries.dialect_depth,
             readiness: Arc::clone(&shared.readiness),
             heavy_turns: Arc::clone(&shared.heavy_turns),

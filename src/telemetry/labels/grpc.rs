@@ -9,8 +9,6 @@ label_values! {
         MatchPrefix => "match_prefix",
         /// `MatchExternalKv`: the holders that have leading blocks of a prompt, by tier.
         Match => "match",
-        /// `GetExternalKvHitCounts`: how often blocks were looked up.
-        HitCounts => "hit_counts",
         /// `ApplyExternalKvBatch`: changes of a worker's blocks.
         Apply => "apply",
         /// `ReplaceExternalKvSnapshot`: all blocks of a worker.
@@ -33,7 +31,6 @@ impl GrpcMethod {
             Some(("kv_indexer.v1.KVIndexer", method)) => match method {
                 "MatchExternalKvPrefix" => Self::MatchPrefix,
                 "MatchExternalKv" => Self::Match,
-                "GetExternalKvHitCounts" => Self::HitCounts,
                 "ApplyExternalKvBatch" => Self::Apply,
                 "ReplaceExternalKvSnapshot" => Self::Replace,
                 "ConfigureExpectedWorkers" => Self::Configure,
