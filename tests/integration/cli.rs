@@ -322,11 +322,15 @@ fn a_bad_line_is_named_and_stops_the_publishing() {
 #[test]
 fn a_file_that_is_no_snapshot_is_told_from_one_that_is() {
     let folder = tempfile::tempdir().unwrap();
-    let empty = run(&["snapshot", "inspect", folder.path().to_str().unwrap()]);
-    assert_eq!(
-        (empty.status.code(), stdout(&empty)),
-        (Some(0), "there are no snapshots in the directory\n")
-    );
+    for name in ["inspect", "verify"] {
+        let empty = run(&["snapshot", name, folder.path().to_str().unwrap()]);
+        assert_eq!(empty.status.code(), Some(1));
+        assert!(
+            stderr(&empty).contains("there are no snapshots in "),
+            "{}",
+            stderr(&empty)
+        );
+    }
     let path = folder.path().join("snapshot-1.kvs");
     std::fs::write(&path, "KVATLSNQ").unwrap();
     let output = run(&["snapshot", "inspect", path.to_str().unwrap()]);

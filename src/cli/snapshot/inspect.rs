@@ -22,28 +22,27 @@ use kvatlas_process::storage::open_regular;
 
 #[derive(Debug, Args)]
 pub(super) struct InspectArguments {
-    /// A snapshot, or a directory of them.
-    #[arg(value_name = "PATH")]
-    path: PathBuf,
+    /// Snapshots, or directories of them.
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// Checks a snapshot, or each snapshot in a directory, and prints a summary.
+/// Checks each snapshot that is named or in a named directory, and prints a summary. Fails if any of them cannot be
+/// used, or if a named directory has none.
 pub(super) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
-    if arguments.path.is_dir() {
-        inspect_directory(arguments)
-    } else {
-        inspect_file(arguments)
+    match arguments.paths.as_slice() {
+        [path] if !path.is_dir() => inspect_file(path, arguments.json),
+        paths => inspect_all(paths, arguments.json),
     }
 }
 
-fn inspect_file(arguments: &InspectArguments) -> Result<(), Failure> {
-    let path = &arguments.path;
+fn inspect_file(path: &Path, in_json: bool) -> Result<(), Failure> {
     let file = open_regular(path).map_err(|error| cannot_open(path, &error))?;
     let checked = check(file);
-    if arguments.json {
+    if in_json {
         print_json(&inspection_json(path, &checked))?;
     } else if let Ok(summary) = &checked {
         print(&render_summary(path, summary))?;
@@ -53,29 +52,46 @@ fn inspect_file(arguments: &InspectArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::failed(format_args!("{}: {error}", path.display())))
 }
 
-fn inspect_directory(arguments: &InspectArguments) -> Result<(), Failure> {
-    let paths = snapshots_in(&arguments.path)?;
-    let checked: Vec<(PathBuf, Result<SnapshotSummary, SnapshotError>)> = paths
-        .into_iter()
-        .filter_map(|path| {
-            let checked = open_listed(&path)?.and_then(check);
-            Some((path, checked))
-        })
-        .collect();
-    if arguments.json {
+fn inspect_all(paths: &[PathBuf], in_json: bool) -> Result<(), Failure> {
+    let mut checked: Vec<(PathBuf, Result<SnapshotSummary, SnapshotError>)> = Vec::new();
+    let mut empty = None;
+    for path in paths {
+        if !path.is_dir() {
+            checked.push((
+                path.clone(),
+                open_regular(path).map_err(SnapshotError::Io).and_then(check),
+            ));
+            continue;
+        }
+        let before = checked.len();
+        for path in snapshots_in(path)? {
+            if let Some(opened) = open_listed(&path) {
+                checked.push((path, opened.and_then(check)));
+            }
+        }
+        empty = empty.or((checked.len() == before).then_some(path));
+    }
+    if in_json {
         let snapshots: Vec<_> = checked
             .iter()
             .map(|(path, checked)| inspection_json(path, checked))
             .collect();
         print_json(&json!({ "snapshots": snapshots }))?;
-    } else {
-        print(&render_list(&checked))?;
+    } else if !checked.is_empty() {
+        print(&render_list(&checked, paths.len() > 1))?;
     }
-    match checked.iter().filter(|(_, checked)| checked.is_err()).count() {
-        0 => Ok(()),
-        damaged => Err(Failure::failed(format_args!(
-            "{damaged} of {} snapshots cannot be used; remove them",
-            checked.len()
+    match (
+        checked.iter().filter(|(_, checked)| checked.is_err()).count(),
+        empty,
+    ) {
+        (0, None) => Ok(()),
+        (0, Some(directory)) => Err(Failure::failed(format_args!(
+            "there are no snapshots in {}; name where a daemon writes them (snapshots.directory)",
+            directory.display()
+        ))),
+        (damaged, _) => Err(Failure::failed(format_args!(
+            "{damaged} of {} cannot be used; remove or replace what is damaged",
+            counted(checked.len() as u64, "snapshot", "snapshots")
         ))),
     }
 }
@@ -154,17 +170,12 @@ fn describe_stream(cursor: &StreamCursor) -> String {
     )
 }
 
-fn render_list(checked: &[(PathBuf, Result<SnapshotSummary, SnapshotError>)]) -> String {
-    if checked.is_empty() {
-        return "there are no snapshots in the directory\n".to_owned();
-    }
+/// Renders a line for each snapshot. It begins with the snapshot's name, or with its path if `by_path` is set.
+fn render_list(checked: &[(PathBuf, Result<SnapshotSummary, SnapshotError>)], by_path: bool) -> String {
     let mut table = TextTable::new(&["SNAPSHOT", "BEGUN", ">NAMESPACES", ">HOLDERS", ">BLOCKS", "STATE"]);
     for (path, checked) in checked {
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = path.file_name().filter(|_| !by_path).unwrap_or(path.as_os_str());
+        let name = name.to_string_lossy().into_owned();
         table.push(match checked {
             Ok(summary) => vec![
                 name,
@@ -326,7 +337,39 @@ SNAPSHOT  BEGUN                 NAMESPACES  HOLDERS  BLOCKS  STATE
 b.kvs     2000-02-29T00:00:00Z           1        1    1024  whole
 a.kvs     -                              -        -       -  this is not a kvatlas snapshot
 ";
-        assert_eq!(render_list(&checked), expected);
+        assert_eq!(render_list(&checked, false), expected);
+        let by_path = render_list(&checked, true);
+        assert!(
+            by_path.contains("\nd/b.kvs   2000") && by_path.contains("\nd/a.kvs   - "),
+            "{by_path}"
+        );
+    }
+
+    fn inspected(paths: &[&Path]) -> Result<(), Failure> {
+        let paths = paths.iter().map(|path| path.to_path_buf()).collect();
+        inspect(&InspectArguments { paths, json: false })
+    }
+
+    #[test]
+    fn a_directory_without_snapshots_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let failure = inspected(&[folder.path()]).unwrap_err().to_string();
+        assert!(failure.starts_with("there are no snapshots in /"), "{failure}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_does_not_hide_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        // A name that leads nowhere.
+        let link = folder.path().join("b.kvs");
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        std::fs::write(folder.path().join("a.kvs"), "damaged").unwrap();
+        for paths in [&[folder.path()][..], &[&link, &folder.path().join("a.kvs")]] {
+            let failure = inspected(paths).unwrap_err();
+            assert!(failure.to_string().starts_with("2 of 2 snapshots"), "{failure}");
+        }
+        let alone = inspected(&[&link]).unwrap_err();
+        assert_eq!(alone.status, super::super::super::ExitStatus::Usage);
     }
 
     #[test]

@@ -3,29 +3,21 @@
 mod export;
 mod files;
 mod inspect;
-mod verify;
 
 use clap::{Args, Subcommand};
 
 use self::export::ExportArguments;
 use self::inspect::InspectArguments;
-use self::verify::VerifyArguments;
 use super::failure::Failure;
 
 const INSPECT_EXAMPLES: &str = "\
-Every checksum and every event is checked. The command fails if a snapshot is damaged.
+Every checksum and every event is checked. The command fails if a snapshot is damaged, or
+a directory has none.
 
 Examples:
   kvatlas snapshot inspect /var/lib/kvatlas
+  kvatlas snapshot inspect /backup/*.kvs && echo usable
   kvatlas snapshot inspect /var/lib/kvatlas/snapshot-00001767225600000000.kvs --json";
-
-const VERIFY_EXAMPLES: &str = "\
-Every frame is read and every event decoded. Prints a line for each snapshot, and fails if
-one is damaged or a directory has none.
-
-Examples:
-  kvatlas snapshot verify /var/lib/kvatlas
-  kvatlas snapshot verify /backup/*.kvs && echo usable";
 
 const EXPORT_EXAMPLES: &str = "\
 The first line is {\"snapshot\":...}, then come {\"stream\":...} for each JetStream stream,
@@ -48,11 +40,8 @@ pub(crate) struct SnapshotArguments {
 #[derive(Debug, Subcommand)]
 enum SnapshotCommand {
     /// Check snapshots, and print what they hold.
-    #[command(after_help = INSPECT_EXAMPLES)]
+    #[command(visible_alias = "verify", after_help = INSPECT_EXAMPLES)]
     Inspect(InspectArguments),
-    /// Check snapshots, and say which can be used.
-    #[command(after_help = VERIFY_EXAMPLES)]
-    Verify(VerifyArguments),
     /// Print all that a snapshot holds as JSON lines.
     #[command(after_help = EXPORT_EXAMPLES)]
     Export(ExportArguments),
@@ -62,7 +51,6 @@ enum SnapshotCommand {
 pub(crate) fn snapshot(arguments: &SnapshotArguments) -> Result<(), Failure> {
     match &arguments.command {
         SnapshotCommand::Inspect(arguments) => inspect::inspect(arguments),
-        SnapshotCommand::Verify(arguments) => verify::verify(arguments),
         SnapshotCommand::Export(arguments) => export::export(arguments),
     }
 }
