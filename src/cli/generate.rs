@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory, ValueEnum};
+use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
@@ -25,41 +25,18 @@ Examples:
 /// The name of the program.
 const PROGRAM: &str = "kvatlas";
 
-/// The shells that are supported, each tested.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ShellName {
-    Bash,
-    Zsh,
-    Fish,
-}
-
-impl From<ShellName> for Shell {
-    fn from(name: ShellName) -> Self {
-        match name {
-            ShellName::Bash => Self::Bash,
-            ShellName::Zsh => Self::Zsh,
-            ShellName::Fish => Self::Fish,
-        }
-    }
-}
-
 /// Shell for which the completions are.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArguments {
-    /// The shell.
+    /// The shell. The scripts for bash, zsh and fish are tested.
     #[arg(value_enum)]
-    shell: ShellName,
+    shell: Shell,
 }
 
 /// Prints the completions for a shell.
 pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(
-        Shell::from(arguments.shell),
-        &mut Cli::command(),
-        PROGRAM,
-        &mut script,
-    );
+    clap_complete::generate(arguments.shell, &mut Cli::command(), PROGRAM, &mut script);
     print(&String::from_utf8_lossy(&script))
 }
 
