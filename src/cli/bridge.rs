@@ -135,20 +135,8 @@ impl AdminSource for View {
                 })
             })
             .collect();
-        let sources: Vec<_> = self
-            .bridge
-            .sources()
-            .into_iter()
-            .map(|state| {
-                serde_json::json!({
-                    "source": state.source,
-                    "engines": state.engines,
-                    "refused": state.refused,
-                    "last_error": state.last_error,
-                })
-            })
-            .collect();
-        serde_json::json!({ "engines": engines, "servers": servers, "sources": sources }).to_string()
+        serde_json::json!({ "engines": engines, "servers": servers, "sources": self.bridge.sources() })
+            .to_string()
     }
 
     fn router_flags(&self, query: Option<&str>) -> Option<Result<String, String>> {
