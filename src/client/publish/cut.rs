@@ -1,9 +1,11 @@
 //! Cutting of events into pieces that one message may carry.
 
 use kvatlas_core::hash::Position;
-use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, ResumableBlocks, StoredBlocks};
+use kvatlas_core::wire::{
+    BlockContent, BlockNames, Event, RUN_BYTES, RemovedBlocks, ResumableBlocks, StoredBlocks,
+};
 
-use super::sizes::{BATCH_BYTES, EVENT_BYTES, RUN_BYTES, event_bytes};
+use super::sizes::{BATCH_BYTES, EVENT_BYTES, event_bytes};
 
 /// Bounds on one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +50,8 @@ fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
     match event {
         Event::Stored(stored) => {
             let blocks = stored.names.len();
-            let of_lists = bytes - EVENT_BYTES - text_bytes(&stored);
+            // Each piece repeats the texts.
+            let of_lists = bytes - EVENT_BYTES - stored.text_bytes();
             let room = bytes_max.saturating_sub(bytes - of_lists);
             // In the worst case, one piece has the lengths of all runs of resumable blocks.
             let of_runs = if stored.resumable.is_all() {
@@ -106,21 +109,6 @@ fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = Rem
 fn blocks_in(room: usize, bytes: usize, blocks: usize) -> usize {
     let of_one = bytes.div_ceil(blocks.max(1)).max(1);
     (room / of_one).max(1)
-}
-
-/// Returns the size, in bytes, of the texts that each piece of an event repeats: the adapter's name and the salt.
-fn text_bytes(stored: &StoredBlocks) -> usize {
-    match &stored.content {
-        Some(BlockContent::Tokens {
-            lora_name,
-            cache_salt,
-            ..
-        }) => [lora_name, cache_salt]
-            .iter()
-            .map(|text| text.as_ref().map_or(0, String::len))
-            .sum(),
-        _ => 0,
-    }
 }
 
 /// Iterator that cuts stored blocks into pieces. The last block of a piece is the parent of the next piece.

@@ -1,6 +1,7 @@
 //! Events: the changes in a batch.
 
 mod fields;
+mod sizes;
 
 use std::borrow::Cow;
 
@@ -20,6 +21,7 @@ use super::resumable::{Resumable, ResumableBlocks};
 
 use fields::EventFields;
 pub(super) use fields::check_start;
+pub use sizes::RUN_BYTES;
 
 /// Names of stored blocks: sequence hashes or lineage hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]

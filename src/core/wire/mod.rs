@@ -85,7 +85,7 @@ pub use admin::{AdminCommand, AdminHolder, AdminReply, AdminRequest};
 pub use batch::EventBatch;
 pub use cursor::BatchCursor;
 pub use error::{DecodeError, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, PositionsError, WireError};
-pub use event::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks};
+pub use event::{BlockContent, BlockNames, Event, RUN_BYTES, RemovedBlocks, StoredBlocks};
 pub use hint::{HINTS_MAX, Hint, HintReport};
 pub use limits::WireLimits;
 pub use model::{

@@ -7,8 +7,6 @@ use kvatlas_core::wire::{
 };
 use kvatlas_telemetry::labels::ResyncFailure;
 
-use super::decoded::decoded_bytes;
-
 /// Maximum memory of a decoded answer, as a multiple of [`AnswerLimits::bytes_max`]. The factor leaves room for honest
 /// publishers: single blocks and heartbeats take up to five times their length.
 const DECODED_TIMES_MAX: usize = 6;
@@ -250,6 +248,12 @@ fn check_batch(
     } else {
         Err(ResyncFailure::WrongBatches)
     }
+}
+
+/// Returns the memory that a decoded batch takes, in bytes.
+fn decoded_bytes(batch: &EventBatch) -> usize {
+    let lists = batch.events.iter().map(Event::list_bytes);
+    size_of::<EventBatch>() + size_of_val(&*batch.events) + lists.sum::<usize>()
 }
 
 #[cfg(test)]

@@ -15,7 +15,6 @@
 mod answers;
 mod assembly;
 mod attempt;
-mod decoded;
 mod pace;
 mod queue;
 mod resyncer;
