@@ -52,15 +52,6 @@ impl KeptRegistration {
             lifetime,
         }
     }
-
-    /// Whether this is a registration of `engine`, with any settings.
-    fn is_of(&self, engine: &GivenEngine) -> bool {
-        match (&self.engine, engine) {
-            (GivenEngine::Publisher(own), GivenEngine::Publisher(other)) => own.key == other.key,
-            (GivenEngine::Server(own), GivenEngine::Server(other)) => own.key() == other.key(),
-            _ => false,
-        }
-    }
 }
 
 /// Whether `engine` is `meant`. If one rank of a server is meant, the server is.
@@ -137,7 +128,7 @@ impl KeptRegistrations {
 
     /// Removes an earlier registration of `engine`.
     pub(super) fn forget(&mut self, engine: &GivenEngine) {
-        self.engines.retain(|kept| !kept.is_of(engine));
+        self.engines.retain(|kept| !kept.engine.is_same_engine(engine));
     }
 
     /// Removes the registrations that are `meant`, also from a list that is read later. Returns those that were here.
