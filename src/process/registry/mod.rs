@@ -169,11 +169,12 @@ pub struct Discovered {
     /// Identity that distinguishes the engine from earlier engines with its name or its address, such as a pod's UID. Empty if
     /// there is none.
     pub identity: String,
-    /// Name of the object that the engine was found as, such as a pod's. Empty if there is none.
-    #[serde(default)]
-    pub object: String,
     /// Labels by their keys, such as those of a pod.
     pub labels: BTreeMap<String, String>,
+    /// Name of the object that the engine was found as, such as a pod's. Empty if there is none.
+    // The last field: earlier programs have saved the facts as a list, without it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub object: String,
 }
 
 /// Key of one server: the instance, and the model, tenant and scheme that were given for it.

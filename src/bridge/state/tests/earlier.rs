@@ -6,6 +6,7 @@
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_engines::{Format, Mirror, MirrorSettings};
+use kvatlas_process::registry::Discovered;
 
 use super::super::file::FileError;
 use super::*;
@@ -81,4 +82,17 @@ fn an_earlier_program_reads_a_file_without_tokens_and_refuses_one_with_tokens() 
     assert_eq!(read.republished, Some(mirror.save()));
     let refused = read_by_an_earlier_program(folder.path()).unwrap_err();
     assert!(matches!(refused, FileError::Unreadable(_)), "{refused}");
+}
+
+#[test]
+fn what_an_earlier_program_has_kept_of_a_source_is_taken_up() {
+    let earlier = rmp_serde::to_vec(&("uid", std::collections::BTreeMap::from([("app", "vllm")]))).unwrap();
+    let read: Discovered = rmp_serde::from_slice(&earlier).unwrap();
+    assert_eq!((read.identity.as_str(), read.object.as_str()), ("uid", ""));
+    assert_eq!(read.labels["app"], "vllm");
+    assert_eq!(
+        rmp_serde::to_vec(&read).unwrap(),
+        earlier,
+        "and an earlier program reads it"
+    );
 }
