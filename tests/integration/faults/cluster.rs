@@ -11,8 +11,10 @@ use crate::support::jetstream::{JETSTREAM, STREAM};
 use crate::support::truth::Tally;
 use crate::support::way::Way;
 use crate::support::{
-    Client, PATIENCE, daemon, eventually, hashes, http_get, is_long_form, old_server, server, skipped, stored,
+    Client, PATIENCE, daemon, eventually, has_gap, hashes, http_get, is_long_form, old_server, server,
+    skipped, stored,
 };
+use futures_util::StreamExt;
 use kvatlas_core::wire::Tier;
 use kvatlas_daemon::Daemon;
 use std::path::Path;
@@ -22,6 +24,7 @@ use std::time::{Duration, Instant};
 const PACE: Duration = Duration::from_millis(5);
 /// Time without a fault between two faults, in milliseconds.
 const CALM_MS: u64 = 1500;
+const CALM: Duration = Duration::from_millis(CALM_MS);
 /// Lock that lets only one cluster run at a time, because elections depend on time limits.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
@@ -290,20 +293,32 @@ async fn a_stream_without_a_leader_leaves_no_holder_exact() {
     })
     .await;
     cluster.kill(leader);
-    let admin = daemon.admin_address().unwrap();
-    eventually("the daemon knows that nobody leads the stream", async || {
-        let (_, readiness) = http_get(admin, "/readyz");
-        readiness.contains("has no leader").then_some(())
+    let subject = format!("$JS.API.STREAM.INFO.{STREAM}");
+    eventually("the other server says that nobody leads the stream", async || {
+        let asked = client.nats.request(subject.clone(), "".into());
+        let answer = tokio::time::timeout(CALM, asked).await.ok()?.ok()?;
+        let answer: serde_json::Value = serde_json::from_slice(&answer.payload).ok()?;
+        let cluster = answer.get("cluster")?;
+        cluster.get("leader").is_none().then_some(())
     })
     .await;
-    publisher.publish(Tier::DEVICE, Vec::new()).await.unwrap();
-    let status = client.holder("gpu-0", 0).await.unwrap();
-    assert!(!status.exact && status.blocks == 3, "{status:?}");
+    // The daemon is told the same, again and again.
+    let mut questions = client.nats.subscribe(subject).await.unwrap();
+    for _ in 0..3 {
+        publisher.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+        questions.next().await.unwrap();
+        let status = client.holder("gpu-0", 0).await.unwrap();
+        assert!(!status.exact && status.blocks == 3, "{status:?}");
+    }
     cluster.restart(leader).await;
-    eventually("the stream takes batches again", async || {
-        let told = client.tell(&mut publisher, "gpu-0", 0, Vec::new()).await;
-        told.exact.then_some(())
-    })
+    eventually(
+        "a later batch shows that the stream has not taken some",
+        async || {
+            publisher.publish(Tier::DEVICE, Vec::new()).await.ok()?;
+            let status = client.holder("gpu-0", 0).await?;
+            has_gap(&status).then_some(())
+        },
+    )
     .await;
     daemon.stop().await;
 }
