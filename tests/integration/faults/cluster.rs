@@ -302,9 +302,14 @@ async fn a_stream_without_a_leader_leaves_no_holder_exact() {
         cluster.get("leader").is_none().then_some(())
     })
     .await;
-    // The daemon is told the same, again and again.
+    eventually("the daemon is told the same", async || {
+        let status = client.holder("gpu-0", 0).await?;
+        (!status.exact).then_some(())
+    })
+    .await;
+    // It asks again and again, and nothing makes the holder exact.
     let mut questions = client.nats.subscribe(subject).await.unwrap();
-    for _ in 0..3 {
+    for _ in 0..4 {
         publisher.publish(Tier::DEVICE, Vec::new()).await.unwrap();
         questions.next().await.unwrap();
         let status = client.holder("gpu-0", 0).await.unwrap();
