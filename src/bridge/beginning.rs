@@ -244,17 +244,11 @@ impl Inner {
             chains: engine.key.model.chains(),
             lora_names: engine.beside.adapters.clone().into_iter().collect(),
             has_no_salts: engine.beside.has_no_salts,
-            is_untold: engine.beside.is_untold || leaves_out_groups(engine),
+            is_untold: engine.beside.is_untold || known.is_untold,
             tells_beyond: engine.beside.tells_beyond || known.tells_beyond,
             ..known
         })
     }
-}
-
-/// Whether the engine's events leave out facts about groups of layers and about moves of blocks between tiers, as
-/// TensorRT-LLM's frames over gRPC do.
-fn leaves_out_groups(engine: &NewEngine) -> bool {
-    engine.format == Format::TensorRt && matches!(engine.connection(), Connection::Stream)
 }
 
 /// Returns an engine's name in metrics and logs.

@@ -23,7 +23,7 @@ pub(super) struct ServerPort {
 const KEPT_CHARACTERS: usize = 23;
 
 /// Returns `name`, or if it is too long for the name of an engine, its beginning and a hash of it.
-pub(super) fn fitting(name: String) -> String {
+fn fitting(name: String) -> String {
     match worker_of_instance(&name) {
         Ok(_) => name,
         Err(_) => {

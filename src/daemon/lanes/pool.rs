@@ -434,10 +434,8 @@ impl LanePool {
             }
         };
         // A namespace that is replaced had its doubts already.
-        let former = match known {
-            None => self.former_stray(name),
-            Some(_) => None,
-        };
+        let is_new = known.is_none();
+        let former = is_new.then(|| self.former_stray(name)).flatten();
         // Dropped first: `known` counts as a use, and a namespace in use is not replaced.
         drop(known);
         let prepare = |refused: &RefusedHolders| {

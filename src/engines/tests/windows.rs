@@ -54,6 +54,15 @@ fn window(tokens_of: std::ops::Range<u32>, ends: &[u64]) -> Change {
     stored(1, "sliding_window", Some(9), SIZE, tokens_of, ends)
 }
 
+/// The store `change` with other fields.
+fn changed(change: Change, with: impl FnOnce(&mut Store)) -> Change {
+    let Change::Store(mut store) = change else {
+        unreachable!("it is a store")
+    };
+    with(&mut store);
+    Change::Store(store)
+}
+
 fn removed(group: u32, names: &[u64]) -> Change {
     Change::Remove {
         names: names.to_vec(),
@@ -518,11 +527,7 @@ fn beyond_the_device_only_divergent_hits_are_resumable() {
         assert_eq!(barred, if has_divergent_hits { 0 } else { 2 });
         assert_eq!(told.translator.tier_doubts().next(), None);
         // A connector that keeps the window's blocks, too, lets requests reuse them.
-        let Change::Store(mut kept) = window(0..8, &[4, 8]) else {
-            unreachable!("it is a store")
-        };
-        kept.medium = Some("CPU");
-        told.step(&[Change::Store(kept)]);
+        told.step(&[changed(window(0..8, &[4, 8]), |store| store.medium = Some("CPU"))]);
         let doubted = (!has_divergent_hits).then_some((Tier::HOST, Reason::OtherGroup));
         assert_eq!(told.translator.tier_doubts().next(), doubted);
         assert_eq!(told.translator.doubt(), None);
@@ -543,11 +548,9 @@ fn of_vllm() -> Translator {
 
 /// A store of all blocks of one group of main attention in this range of tokens.
 fn of_main(group: u32, medium: &'static str, tokens_of: std::ops::Range<u32>) -> Change {
-    let Change::Store(mut store) = main(tokens_of) else {
-        unreachable!("it is a store")
-    };
-    (store.group, store.medium) = (Some((group, Some("mla_attention"))), Some(medium));
-    Change::Store(store)
+    changed(main(tokens_of), |store| {
+        (store.group, store.medium) = (Some((group, Some("mla_attention"))), Some(medium));
+    })
 }
 
 /// Tests events of vLLM's HiSparse. Those of group 1, on the device, come first. Those of group 0, in a pool on the

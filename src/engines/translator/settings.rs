@@ -115,12 +115,14 @@ impl TranslatorSettings {
         }
     }
 
-    /// The settings for an engine that speaks `format`, and whose server passes the events on over gRPC.
+    /// The settings for an engine that speaks `format`, and whose server passes the events on over gRPC. TensorRT-LLM's
+    /// frames leave out groups of layers, and moves of blocks between tiers.
     pub fn for_server(format: Format) -> Self {
         let is_relayed = format == Format::Vllm;
         let settings = Self::for_format(format);
         Self {
             is_relayed,
+            is_untold: format == Format::TensorRt,
             tells_beyond: settings.tells_beyond && !is_relayed,
             ..settings
         }

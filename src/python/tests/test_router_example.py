@@ -27,31 +27,28 @@ SOURCE = REPOSITORY / "deploy/router-example"
 FIXTURE = REPOSITORY.parent / "shared/fixtures/engines/vllm_map_stored_root.msgpack"
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[ModuleType]:
+def imported(name: str) -> Iterator[ModuleType]:
+    """A module of the example, whose folder is searched as long as it is in use."""
     sys.path.insert(0, str(SOURCE))
     try:
-        yield importlib.import_module("engine")
+        yield importlib.import_module(name)
     finally:
         sys.path.remove(str(SOURCE))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ModuleType]:
+    yield from imported("engine")
 
 
 @pytest.fixture(scope="module")
 def policy() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(SOURCE))
-    try:
-        yield importlib.import_module("policy")
-    finally:
-        sys.path.remove(str(SOURCE))
+    yield from imported("policy")
 
 
 @pytest.fixture(scope="module")
 def router() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(SOURCE))
-    try:
-        yield importlib.import_module("router")
-    finally:
-        sys.path.remove(str(SOURCE))
+    yield from imported("router")
 
 
 def fields(event: dict[str, Any]) -> dict[str, str]:
