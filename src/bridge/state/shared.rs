@@ -225,10 +225,14 @@ impl SharedRegistrations {
         }
     }
 
-    /// Writes the registrations of `engines` that JetStream has lost.
+    /// Writes the registrations of `engines` that JetStream has lost. Those that wait to be written are written once, by
+    /// [`Self::write_noted`]: the other bridges would take the second entry for a newer registration.
     async fn restore(&self, keys: &Store, engines: Vec<GivenEngine>) -> io::Result<()> {
         for engine in engines {
             let key = self.key(&engine);
+            if self.noted.lock().contains_key(&key) {
+                continue;
+            }
             let registration = Registration {
                 engine,
                 is_registered: true,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_nats::jetstream;
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use kvatlas_bridge::{Bridge, BridgeOptions, StateDirectory, StatePlace};
 use kvatlas_core::wire::Profile;
 use kvatlas_process::registry::{EngineRegistry, GivenEngine, MeantEngines, NewEngine};
@@ -367,6 +367,28 @@ async fn an_engine_is_unregistered_with_a_bridge_that_has_not_heard_of_it() {
     for bridge in [first, second] {
         bridge.stop(false).await;
     }
+}
+
+/// A second entry would be a newer registration to the other bridges, and take the place of what they have from elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_from_before_jetstream_is_written_once() {
+    let store = tempfile::tempdir().unwrap();
+    let site = Site::at(broker_on_store(&server(), store.path()).await, &[]).await;
+    let mut entries = site
+        .client
+        .nats
+        .subscribe("$KV.kept.pair.registered.>")
+        .await
+        .unwrap();
+    site.client.nats.flush().await.unwrap();
+    let bridge = unconnected();
+    register(&bridge, "gpu-0", "10.0.0.1:80");
+    bridge.start(&site.client.nats);
+    let first = entries.next().await.unwrap();
+    register(&bridge, "gpu-1", "10.0.0.2:80");
+    let second = entries.next().await.unwrap();
+    assert_ne!(first.subject, second.subject);
+    bridge.stop(false).await;
 }
 
 /// A source gives an engine another address than a registration that the bridge has heard before. Then JetStream is away,
