@@ -154,11 +154,7 @@ impl FollowedEngine {
 
     /// Returns the engine as it was registered; `None` if it was not.
     fn given(&self) -> Option<GivenEngine> {
-        let ttl = self.registered.as_ref()?.ttl();
-        Some(GivenEngine::Publisher(NewEngine {
-            ttl,
-            ..self.engine.clone()
-        }))
+        Some(self.registered.as_ref()?.engine().clone())
     }
 
     fn state(&self) -> EngineState {

@@ -11,12 +11,12 @@ use super::{Bridge, BridgeState};
 /// Pause between two looks at registrations that may be over.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Time for which a registration counts, and the time that has passed. A stall of this process counts as one tick at most,
+/// Registration, and the time that has passed of its time to live. A stall of this process counts as one tick at most,
 /// because renewals may wait to be read then.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lifetime {
-    /// Time to live; `None` for a registration that counts until it is unregistered.
-    ttl: Option<Duration>,
+    /// The engine as it was registered. Its address and labels may differ from those that the engine has now.
+    engine: GivenEngine,
     /// Time since the registration was made, renewed or read.
     age: Duration,
     /// Time since other bridges were told of the registration.
@@ -26,18 +26,19 @@ pub(super) struct Lifetime {
 impl Lifetime {
     pub(super) fn of(engine: &GivenEngine) -> Self {
         Self {
-            ttl: engine.ttl(),
-            ..Self::default()
+            engine: engine.clone(),
+            age: Duration::ZERO,
+            untold: Duration::ZERO,
         }
     }
 
-    pub(super) fn ttl(&self) -> Option<Duration> {
-        self.ttl
+    pub(super) fn engine(&self) -> &GivenEngine {
+        &self.engine
     }
 
     /// Returns the time after which the other bridges are told of a renewal.
     fn pause(&self) -> Duration {
-        self.ttl.unwrap_or_default() / 3
+        self.engine.ttl().unwrap_or_default() / 3
     }
 
     /// Lets `time` pass. Returns whether the registration is over. One that is shared counts a third longer, because its
@@ -46,7 +47,8 @@ impl Lifetime {
         self.age = self.age.saturating_add(time);
         self.untold = self.untold.saturating_add(time);
         let more = if is_shared { self.pause() } else { Duration::ZERO };
-        self.ttl.is_some_and(|ttl| self.age >= ttl.saturating_add(more))
+        let ttl = self.engine.ttl();
+        ttl.is_some_and(|ttl| self.age >= ttl.saturating_add(more))
     }
 }
 
@@ -76,21 +78,20 @@ impl BridgeState {
         }
     }
 
-    /// Notes that an engine was registered with this bridge, where its registration was `before`. Returns whether the other
-    /// bridges have to be told. They are told of a renewal at most once per third of the time to live.
-    pub(super) fn renew(&mut self, engine: &GivenEngine, before: Option<&GivenEngine>) -> bool {
-        let life = self.lifetime_mut(engine).and_then(|life| life.as_ref());
-        let untold = life.filter(|life| life.untold < life.pause());
-        let untold = untold.map(|life| life.untold);
-        self.set_registered(engine, true);
-        let is_renewal = before.is_some() && before == self.registered_as(engine).as_ref();
-        let Some(untold) = untold.filter(|_| is_renewal) else {
-            return true;
-        };
-        if let Some(Some(life)) = self.lifetime_mut(engine) {
-            life.untold = untold;
+    /// Renews the registration of an engine that was registered in the same words before. Its address and labels stay,
+    /// which a source may have given meanwhile. Returns whether the other bridges have to be told; `None` if `engine` is not
+    /// registered so. They are told of a renewal at most once per third of the time to live.
+    pub(super) fn renew(&mut self, engine: &GivenEngine) -> Option<bool> {
+        let life = self.lifetime_mut(engine)?.as_mut()?;
+        if life.engine != *engine {
+            return None;
         }
-        false
+        life.age = Duration::ZERO;
+        let is_told = engine.ttl().is_none() || life.untold >= life.pause();
+        if is_told {
+            life.untold = Duration::ZERO;
+        }
+        Some(is_told)
     }
 
     /// Lets `time` pass for all registrations of followed engines. Returns those that are over.
@@ -115,17 +116,22 @@ impl BridgeState {
 }
 
 impl Bridge {
-    /// Begins to follow an engine that a client registers. Registrations with a time to live that are in its place end, and
-    /// are added to `replaced`: what is registered last is there now.
+    /// Begins to follow an engine that a client registers. Registrations with a time to live that are in its place end,
+    /// because what is registered last is there now. Returns those that have ended. If the engine is refused nevertheless,
+    /// none has ended: they are followed anew.
     pub(super) fn follow_over(
         &self,
         state: &mut BridgeState,
         engine: &GivenEngine,
-        replaced: &mut Vec<GivenEngine>,
-    ) -> Result<(), RegisterRefusal> {
+    ) -> Result<Vec<GivenEngine>, RegisterRefusal> {
+        let mut replaced: Vec<GivenEngine> = Vec::new();
         loop {
             let Err(refusal) = self.follow_in(state, engine.clone()) else {
-                return Ok(());
+                for old in &replaced {
+                    let (old, name) = (old.instance(), engine.instance());
+                    log_gated!(info "a registration with a time to live gives way to another one" up to 64; engine = old, by = name);
+                }
+                return Ok(replaced);
             };
             let is_in_place = match refusal {
                 RegisterRefusal::Conflict { .. }
@@ -137,6 +143,12 @@ impl Bridge {
                 _ => None,
             };
             let Some(old) = is_in_place else {
+                for old in &replaced {
+                    // Nothing has taken its place.
+                    if self.follow_in(state, old.clone()).is_ok() {
+                        state.set_registered(old, true);
+                    }
+                }
                 return Err(refusal);
             };
             self.drop_registered(state, &old);
@@ -165,16 +177,16 @@ impl Bridge {
             self.drop_registered(&mut state, engine);
         }
         let kept = state.kept.pass(time, is_shared);
-        drop(state);
         if over.is_empty() && kept.is_empty() {
             return;
         }
-        self.keep_registered();
         for engine in over.into_iter().chain(kept) {
             let name = engine.instance();
             log_gated!(info "a registration was not renewed and has ended" up to 64; engine = name);
             self.share(engine, false);
         }
+        drop(state);
+        self.keep_registered();
     }
 }
 

@@ -17,21 +17,22 @@ use crate::hosts::host_of;
 impl Bridge {
     fn register_engine(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         let mut state = self.inner.state.lock();
-        let before = state.registered_as(&engine);
-        let mut replaced = Vec::new();
-        let followed = self.follow_over(&mut state, &engine, &mut replaced);
-        let is_told = followed.is_ok() && state.renew(&engine, before.as_ref());
-        drop(state);
-        if followed.is_ok() || !replaced.is_empty() {
-            self.keep_registered();
-        }
-        for old in replaced {
-            self.share(old, false);
-        }
+        let is_told = match state.renew(&engine) {
+            Some(is_told) => is_told,
+            None => {
+                for old in self.follow_over(&mut state, &engine)? {
+                    self.share(old, false);
+                }
+                state.set_registered(&engine, true);
+                true
+            }
+        };
         if is_told {
             self.share(engine, true);
         }
-        followed
+        drop(state);
+        self.keep_registered();
+        Ok(())
     }
 }
 
@@ -80,13 +81,13 @@ impl EngineRegistry for Bridge {
             }
         }
         let after: Vec<GivenEngine> = state.registered().collect();
-        drop(state);
-        self.keep_registered();
         for engine in before.into_iter().chain(kept) {
             if !after.contains(&engine) {
                 self.share(engine, false);
             }
         }
+        drop(state);
+        self.keep_registered();
         removed
     }
 

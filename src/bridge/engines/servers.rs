@@ -39,11 +39,7 @@ impl AskedServer {
 
     /// Returns the server as it was registered; `None` if it was not.
     pub(super) fn given(&self) -> Option<GivenEngine> {
-        let ttl = self.registered.as_ref()?.ttl();
-        Some(GivenEngine::Server(NewServer {
-            ttl,
-            ..self.handle.given()
-        }))
+        Some(self.registered.as_ref()?.engine().clone())
     }
 
     /// Returns the engine to announce, with the settings that are given for it. The server's URL takes the place of the

@@ -16,6 +16,7 @@ impl Bridge {
     }
 
     /// Tells the other bridges that `engine` was registered here, or unregistered. Does nothing if no registrations are shared.
+    /// Never waits. Call it while the bridge's state is locked, so that the last of two requests is told last.
     pub(super) fn share(&self, engine: GivenEngine, is_registered: bool) {
         if let Some(shared) = self.shared_registrations() {
             let registration = Registration {
@@ -26,25 +27,30 @@ impl Bridge {
         }
     }
 
-    /// Follows an engine that was registered with another bridge. An engine that is refused is tried again.
-    fn follow_shared(&self, state: &mut BridgeState, engine: GivenEngine) {
-        // The other bridge tells of the registrations that have ended.
-        let followed = match self.follow_over(state, &engine, &mut Vec::new()) {
+    /// Follows an engine that was registered with another bridge. An engine that is refused is tried again. Returns the
+    /// registrations that give way to it.
+    fn follow_shared(&self, state: &mut BridgeState, engine: GivenEngine) -> Vec<GivenEngine> {
+        let followed = match self.follow_over(state, &engine) {
             // The other bridge has registered the engine anew, with other settings.
             Err(RegisterRefusal::Conflict { .. }) => {
                 self.drop_registered(state, &engine);
-                self.follow_in(state, engine.clone())
+                self.follow_in(state, engine.clone()).map(|()| Vec::new())
             }
             followed => followed,
         };
-        let Err(refusal) = followed else {
-            return state.set_registered(&engine, true);
+        let refusal = match followed {
+            Ok(replaced) => {
+                state.set_registered(&engine, true);
+                return replaced;
+            }
+            Err(refusal) => refusal,
         };
         if let Some(suppressed) = REFUSED_GATE.admit() {
             let engine = engine.instance();
             tracing::warn!(engine, %refusal, suppressed, "an engine that was registered with another bridge is not followed");
         }
         state.kept.keep(engine, refusal, &self.inner.metrics);
+        Vec::new()
     }
 
     /// Stops following an engine that was registered. An engine that a source gives, too, is still followed.
@@ -62,8 +68,8 @@ impl SharedRegistry for Bridge {
         self.inner.state.lock().known_registered()
     }
 
-    /// Follows the engine, or stops following it. The other bridge has checked the engine's host. A known registration
-    /// leaves the address and labels of an engine as they are now.
+    /// Follows the engine, or stops following it. The other bridge has checked the engine's host. A known registration, and
+    /// one that is renewed, leaves the address and labels of an engine as they are now.
     fn apply(&self, heard: HeardRegistration) {
         let HeardRegistration {
             registration: Registration {
@@ -77,11 +83,21 @@ impl SharedRegistry for Bridge {
         state.kept.forget(&engine);
         if !is_registered {
             self.drop_registered(&mut state, &engine);
-        } else if state.kept.is_gone(&engine, written) {
-            drop(state);
-            self.share(engine, false);
-        } else if !(is_known && state.note_registered(&engine)) {
-            self.follow_shared(&mut state, engine);
+            return;
+        }
+        let registered = state.registered_as(&engine);
+        // An engine that is registered here was registered after the last request to unregister it.
+        if registered.is_none() && state.kept.is_gone(&engine, written) {
+            return self.share(engine, false);
+        }
+        let is_renewal = registered.as_ref() == Some(&engine);
+        if (is_known || is_renewal) && state.note_registered(&engine) {
+            return;
+        }
+        let replaced = self.follow_shared(&mut state, engine);
+        // The other bridge may not have known them. An entry from before this bridge may be older than they are.
+        for old in replaced.into_iter().filter(|_| !is_known) {
+            self.share(old, false);
         }
     }
 

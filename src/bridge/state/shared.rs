@@ -18,6 +18,7 @@ use futures_util::StreamExt;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
 use xxhash_rust::xxh3::xxh3_128;
 
 use kvatlas_process::broker::mend_requests;
@@ -31,6 +32,9 @@ use crate::republish::PortPlaces;
 
 /// Pause before the buckets are opened again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Pause between two looks whether JetStream answers, and still has the entries that were heard. The watch waits for ever
+/// where the connection is lost, or where the stream was made anew.
+const LOOK_PAUSE: Duration = Duration::from_secs(2);
 /// Maximum number of registrations that wait to be written.
 const NOTED_MAX: usize = 4096;
 /// Part of a key that marks a registration.
@@ -100,6 +104,15 @@ impl KnownEntries {
         };
         Self { stream, until }
     }
+
+    /// Fails if the stream was made anew, or has lost entries that were known.
+    fn check(&self, info: &Info) -> io::Result<()> {
+        let is_same = SystemTime::from(info.created) == self.stream && info.state.last_sequence >= self.until;
+        match is_same {
+            true => Ok(()),
+            false => Err(io::Error::other("JetStream has lost entries of its keys")),
+        }
+    }
 }
 
 impl SharedRegistrations {
@@ -155,7 +168,8 @@ impl SharedRegistrations {
                 }
                 Err(error) => Err(error),
             };
-            registry.set_read(false);
+            // Where another owner has the set, this bridge hears of no other registrations any more.
+            registry.set_read(exchanged.is_ok());
             match exchanged {
                 Ok(owner) => {
                     let error = self.bucket.fenced(&owner);
@@ -195,8 +209,14 @@ impl SharedRegistrations {
         // Revisions that this bridge has written and that the watch has not shown yet. Earlier entries of the same keys
         // are outdated.
         let mut written = BTreeMap::new();
+        let mut looks = tokio::time::interval(LOOK_PAUSE);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                _ = looks.tick() => {
+                    let info = keys.stream.get_info().await.map_err(io::Error::other)?;
+                    known.check(&info)?;
+                }
                 entry = watch.next() => {
                     let entry = entry.ok_or_else(ended)?.map_err(io::Error::other)?;
                     if entry.key == self.bucket.owner_key() {

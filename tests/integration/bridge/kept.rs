@@ -452,16 +452,42 @@ async fn a_bridge_whose_set_another_one_has_taken_is_told_so() {
     }
 }
 
+/// A registration that nobody renews would count for ever at a bridge that waits for news of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn registrations_that_jetstream_has_lost_are_written_anew() {
+async fn registrations_end_at_a_bridge_that_has_lost_its_set() {
     let store = tempfile::tempdir().unwrap();
     let site = Site::at(broker_on_store(&server(), store.path()).await, &[]).await;
-    let (_bridge, mut http) = registering(&site, &[STATE]).await;
+    let (mut first, mut http) = registering(&site, &[STATE]).await;
+    first.wait_for_line(|line| line["message"] == "the bridge's state is kept in JetStream");
+    let body = json!({
+        "instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4, "ttl_ms": 10_000
+    });
+    assert_eq!(http.post("/register", &body).await.status, 201);
+    let _second = registering(&site, &[STATE]).await;
+    first.wait_for_line(|line| line["message"] == "the bridge's state is not kept");
+    follows(&mut http, 1).await;
+    follows(&mut http, 0).await;
+}
+
+/// The bucket is deleted, or the server comes back with nothing. In between, none of what bridges share can be read.
+#[tokio::test(flavor = "multi_thread")]
+async fn registrations_that_jetstream_has_lost_are_written_anew() {
+    let (store, empty, port) = (
+        tempfile::tempdir().unwrap(),
+        tempfile::tempdir().unwrap(),
+        lasting_port(),
+    );
+    let mut site = Site::at(broker_on_port(&server(), store.path(), port).await, &[]).await;
+    let (mut bridge, mut http) = registering(&site, &[STATE]).await;
     let body =
         json!({"instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4});
     assert_eq!(http.post("/register", &body).await.status, 201);
     is_written(&site, "a").await;
     let jetstream = jetstream::new(site.client.nats.clone());
     jetstream.delete_key_value("kept").await.unwrap();
+    is_written(&site, "a").await;
+    drop(site.broker);
+    bridge.wait_for_line(|line| message(line).starts_with("the bridge's state in JetStream is out of reach"));
+    site.broker = broker_on_port(&server(), empty.path(), port).await;
     is_written(&site, "a").await;
 }

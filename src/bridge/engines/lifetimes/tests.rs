@@ -127,6 +127,53 @@ async fn a_registration_gives_way_to_what_is_registered_in_its_place() {
     assert_eq!(names(&bridge), ["c"]);
 }
 
+/// The engine has the name and the address of one registration, and is refused because of another one.
+#[tokio::test]
+async fn a_refused_registration_ends_no_other_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let bridge = bridge(folder.path());
+    let old = with_ttl("gpu-0=tcp://127.0.0.1:1,block_size=16");
+    bridge.register_given(old.clone()).unwrap();
+    bridge
+        .register_given(given("gpu-1=tcp://127.0.0.1:2,block_size=16"))
+        .unwrap();
+    let refused = bridge.register_given(with_ttl("gpu-9=tcp://127.0.0.1:1,block_size=32"));
+    assert!(matches!(refused, Err(RegisterRefusal::OtherBlockSize { .. })));
+    assert_eq!(names(&bridge), ["gpu-0", "gpu-1"]);
+    assert!(bridge.inner.state.lock().known_registered().contains(&old));
+    bridge.pass(TTL);
+    assert_eq!(names(&bridge), ["gpu-1"]);
+}
+
+#[tokio::test]
+async fn a_renewal_leaves_the_address_that_a_source_gives() {
+    let bridge = sharing();
+    bridge.set_read(true);
+    let address = || {
+        let engine = bridge.engines().remove(0).engine;
+        engine.profile.address.map(|address| address.to_string())
+    };
+    let engine = with_ttl("gpu-0=tcp://127.0.0.1:1");
+    bridge.register_given(engine.clone()).unwrap();
+    let flag = given("gpu-0=tcp://127.0.0.1:1,address=10.0.0.9:80");
+    bridge.replace("flags", &[flag]).unwrap();
+    bridge.register_given(engine.clone()).unwrap();
+    assert_eq!(address().as_deref(), Some("10.0.0.9:80"));
+    bridge.apply(entry_of(engine, true));
+    assert_eq!(
+        address().as_deref(),
+        Some("10.0.0.9:80"),
+        "another bridge tells of it"
+    );
+    let other = with_ttl("gpu-0=tcp://127.0.0.1:1,address=10.0.0.8:80");
+    bridge.register_given(other).unwrap();
+    assert_eq!(
+        address().as_deref(),
+        Some("10.0.0.8:80"),
+        "it says something else"
+    );
+}
+
 /// Returns whether a registration of `engine` waits to be told to other bridges, which is then taken for told.
 fn is_told(bridge: &Bridge, engine: &GivenEngine) -> Option<bool> {
     bridge.shared_registrations().unwrap().take_noted(engine)

@@ -5,6 +5,7 @@ use kvatlas_process::registry::EngineRegistry;
 
 use super::super::BridgeOptions;
 use super::super::kept::tests::{given, names};
+use super::super::servers::presumed_key;
 use super::*;
 use crate::StatePlace;
 use crate::state::StateDirectory;
@@ -78,6 +79,37 @@ async fn the_last_entry_of_a_refused_engine_counts() {
     bridge.apply(entry("gpu-2=tcp://127.0.0.1:2,block_size=16", false));
     bridge.take_up_registered();
     assert!(names(&bridge).is_empty(), "nothing older comes back");
+}
+
+/// The clock of JetStream is behind that of the bridge, so the registration seems older than the request.
+#[tokio::test]
+async fn an_engine_that_is_registered_after_a_request_to_unregister_it_stays() {
+    let bridge = sharing();
+    let engine = given("gpu-1=tcp://127.0.0.1:1");
+    bridge.unregister(&kvatlas_process::registry::MeantEngines::One(presumed_key(
+        &engine,
+    )));
+    bridge.register_given(engine.clone()).unwrap();
+    bridge.apply(HeardRegistration {
+        written: SystemTime::UNIX_EPOCH,
+        ..entry_of(engine, true)
+    });
+    assert_eq!(names(&bridge), ["gpu-1"]);
+}
+
+/// The other bridge may not have known the registration, so that its entry would stay.
+#[tokio::test]
+async fn a_registration_that_gives_way_to_another_bridges_ends_for_all() {
+    let bridge = sharing();
+    let mut old = given("gpu-1=tcp://127.0.0.1:1");
+    if let GivenEngine::Publisher(engine) = &mut old {
+        engine.ttl = Some(Duration::from_secs(60));
+    }
+    bridge.apply(entry_of(old.clone(), true));
+    bridge.apply(entry("gpu-2=tcp://127.0.0.1:1,model=n", true));
+    assert_eq!(names(&bridge), ["gpu-2"]);
+    let shared = bridge.shared_registrations().unwrap();
+    assert_eq!(shared.take_noted(&old), Some(false));
 }
 
 /// A request to unregister an engine comes before the bridge has read JetStream, or names an engine that the bridge refuses.
