@@ -24,6 +24,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `vital.rs` | the end of the process where a part of it panics |
 //! | `shared.rs` | state that `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
 //! | [`runbook`] | explanations of words from the pages for operators: for the page, `kvatlas explain` and `kvatlas doctor` |
 //! | `reports.rs` | receiving the reports of routers over NATS, for `outcomes` and `queries` |
@@ -144,6 +145,7 @@ mod sources;
 mod start_error;
 mod traces;
 mod troubles;
+mod vital;
 
 pub use life::{Daemon, NamespaceError, ReloadError, ReloadReport, StopReport, namespaces};
 pub use start_error::StartError;

@@ -48,7 +48,7 @@ pub(crate) async fn start_reports(
     let (subjects, shard) = (shared.subjects.clone(), shared.config.sharding.shard);
     let responder = Responder::new(client.clone(), subjects, shard);
     let stop = stage.stop.clone();
-    stage.tasks.spawn(async move {
+    stage.spawn_to_end(async move {
         let hear = async {
             let subscribed = LastingSubscription::new(client, told.subjects, told.group, &refused);
             let mut reports = match subscribed.await {

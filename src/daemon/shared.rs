@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,6 +21,7 @@ use super::outcomes::Outcomes;
 use super::queries::{Answerer, HeavyTurns, MissingShards, QuerySample, Source};
 use super::snapshots::SnapshotFailing;
 use super::traces::Tracer;
+use super::vital::vital;
 use kvatlas_config::{Config, Live, NatsConfig};
 use kvatlas_process::admin::Readiness;
 
@@ -98,7 +100,7 @@ impl Shared {
     }
 }
 
-/// Set of tasks that are stopped together at a step of the daemon's stop.
+/// Set of tasks that are stopped together at a step of the daemon's stop. All are vital: if one panics, the process ends.
 #[derive(Default)]
 pub(crate) struct Stage {
     pub(crate) stop: CancellationToken,
@@ -108,8 +110,13 @@ pub(crate) struct Stage {
 impl Stage {
     /// Runs `work` as a task of this set, until the set is stopped.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tasks
-            .spawn(self.stop.clone().run_until_cancelled_owned(work));
+        let work = self.stop.clone().run_until_cancelled_owned(work);
+        self.spawn_to_end(work.map(drop));
+    }
+
+    /// Runs `work` as a task of this set, to its end. It notices by itself that the set is stopped.
+    pub(crate) fn spawn_to_end(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(vital(work));
     }
 
     /// Tells the tasks of this set to stop, and waits until all have ended.

@@ -128,7 +128,7 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), S
         for instance in instances {
             let keeping = keep_record(discovery.clone(), instance, transport.clone(), stage.stop.clone());
             let service = Arc::clone(&service);
-            stage.tasks.spawn(async move {
+            stage.spawn_to_end(async move {
                 if settled(&service).await {
                     keeping.await;
                 }
@@ -356,9 +356,7 @@ async fn start_subject(
     };
     let client = connect_counted(&shared.nats, Connection::Queries, "dynamo", buffer, notice).await?;
     let watching = Arc::clone(&intake).watch(client.clone());
-    stage
-        .tasks
-        .spawn(stage.stop.clone().run_until_cancelled_owned(watching));
+    stage.spawn(watching);
     let requests = SubjectRequests {
         client,
         intake,
@@ -366,7 +364,7 @@ async fn start_subject(
         group: shared.config.queries.queue_group.clone(),
     };
     let endpoint = endpoint_path(&instance.component);
-    stage.tasks.spawn(requests.serve(endpoint, service, refused));
+    stage.spawn_to_end(requests.serve(endpoint, service, refused));
     Ok(())
 }
 
@@ -467,7 +465,7 @@ async fn listen(
     tracing::info!(%local_addr, told, "listener for Dynamo's routers started");
     let service = Arc::clone(service);
     let serve = move |stream, _, place| serve_connection(stream, place, Arc::clone(&service));
-    stage.tasks.spawn(acceptor.accept(listener, serve));
+    stage.spawn_to_end(acceptor.accept(listener, serve));
     Ok(told)
 }
 

@@ -54,7 +54,7 @@ pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<
     let accepting = acceptor.accept(listener, move |stream, peer, place| {
         serve(Arc::clone(&door), stream, peer, place, stopping.clone())
     });
-    stage.tasks.spawn(accepting);
+    stage.spawn_to_end(accepting);
     tracing::info!(%local_addr, "listener for SGLang's routers started");
     Ok(Some(local_addr))
 }

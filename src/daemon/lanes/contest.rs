@@ -3,7 +3,8 @@
 //!
 //! There are two possible causes. Either a publisher whose clock was ahead has died, and has come back with a lower
 //! epoch. Or two processes publish under the same name. In both cases nobody knows which publisher's blocks the holder
-//! has. The holder is *contested* until an epoch above both begins, or until no other publisher sends any more.
+//! has. The holder is *contested* until an epoch above both begins, or until one of the two has been silent for 3
+//! seconds. If that is the believed one, the other one is believed from then on, and asked for all that it has.
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
@@ -12,8 +13,7 @@ use super::liveness::{LivenessLimits, Silence, silence};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
 
-/// Silence in microseconds after which the publisher of the other epoch counts as gone. Publishers send something every
-/// second.
+/// Silence in microseconds after which one of two publishers counts as gone. Publishers send something every second.
 const SILENT_US: u64 = 3_000_000;
 /// Age in microseconds beyond which a batch of another epoch may be a redelivery.
 const FRESH_US: u64 = 10_000_000;
@@ -27,6 +27,8 @@ pub(super) struct OtherPublisher {
     /// Time at which the other publisher's last batch came, in microseconds of listening time (time in which messages
     /// could be received).
     last_us: u64,
+    /// Listening time at which one of the other publisher's batches first showed that it is alive.
+    since_us: u64,
     /// Number of the other publisher's batches since one of them first showed that it is alive. 0 means that only one
     /// publisher claims the holder.
     batches: u64,
@@ -80,6 +82,10 @@ impl Holder {
         self.other = OtherPublisher {
             last: cursor_of(batch),
             last_us: context.clocks.listening_us,
+            since_us: match self.is_contested() {
+                true => self.other.since_us,
+                false => context.clocks.listening_us,
+            },
             batches: self.other.batches + u64::from(is_alive),
         };
         if is_alive {
@@ -111,6 +117,19 @@ impl Holder {
         if self.other.is_over(context.clocks.listening_us) {
             self.end_contest();
         }
+    }
+
+    /// Whether a batch of a lower epoch shows that the believed publisher is gone: it has been silent for 3 seconds, and
+    /// the other one, whose batch this is, has gone on for as long.
+    pub(super) fn is_outlived(&self, batch: &EventBatch, context: Context<'_>) -> bool {
+        let has_passed = |since_us: u64| context.clocks.listening_us.saturating_sub(since_us) >= SILENT_US;
+        let goes_on = self.other.batches > 1 && self.other.last < cursor_of(batch);
+        context.clocks.is_new
+            && goes_on
+            && self.other.last.epoch == batch.epoch
+            && batch.epoch < self.high_water.seen.epoch
+            && has_passed(self.other.since_us)
+            && has_passed(self.heard_us)
     }
 
     /// Ends a contest (two publishers claim the holder), because `epoch` begins. Does nothing if the other publisher's

@@ -91,7 +91,7 @@ pub(crate) struct Holder {
     /// Record of the dropped batches of another publisher, which claims the same holder.
     pub(super) other: OtherPublisher,
     /// Time at which the publisher was last heard of, in microseconds of listening time.
-    heard_us: u64,
+    pub(super) heard_us: u64,
     /// Time at which the publisher was last seen to be alive, on the clock of [`now_us`](super::clock::now_us). That
     /// clock goes on while no messages can be received. 0 if the publisher has not been seen.
     pub(super) seen_us: u64,
@@ -180,6 +180,9 @@ impl Holder {
     /// Takes a batch, and applies, skips or holds it according to its number.
     pub(crate) fn apply(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
+        if self.is_outlived(&received.batch, context) {
+            self.believe_other(&received.batch, context);
+        }
         let has_begun_again = self.note_received(&received.batch);
         if self.is_waiting() {
             return self.apply_while_holding(received, context);

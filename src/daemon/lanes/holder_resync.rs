@@ -8,7 +8,7 @@ use kvatlas_telemetry::labels::{DropReason, ResyncFailure};
 use super::held::{HeldBatches, NoRoom, ResyncNumber, is_of_dropped};
 use super::holder::{Afterwards, Context, Holder};
 use super::replace::remove_surplus;
-use super::sequence::{BatchAdmission, ReceivedBatch, SequenceTracker, cursor_of};
+use super::sequence::{BatchAdmission, HighWater, ReceivedBatch, SequenceTracker, cursor_of};
 use super::standing::{BlocksChange, BlocksState, PublisherChange};
 
 /// Complete answer of a publisher to a resync request. Its chunks agree with each other and with the request.
@@ -136,6 +136,15 @@ impl Holder {
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
         self.writer.status().cursor.store(start);
+    }
+
+    /// Believes the publisher of `batch`, whose epoch is lower than that of the publisher that was believed. Nobody knows
+    /// what the blocks of the one have to do with those of the other.
+    pub(super) fn believe_other(&mut self, batch: &EventBatch, context: Context<'_>) {
+        self.drop_held();
+        self.high_water = HighWater::of(batch);
+        let next = cursor_of(batch);
+        self.outlive_epoch(next, next.seq.saturating_sub(1), context);
     }
 
     /// Forgets facts about the process of an ended epoch: what it doubted itself, and how many tokens its blocks have.

@@ -8,6 +8,7 @@ use dashmap::DashMap;
 use tokio::sync::{Notify, oneshot};
 
 use crate::traces::OpenSpan;
+use crate::vital::run_vital;
 use kvatlas_config::Live;
 use kvatlas_core::index::{Namespace, Namespaces};
 use kvatlas_core::stream::{RefusedHolders, StreamGeneration};
@@ -178,7 +179,7 @@ impl LanePool {
             // The thread is detached. It ends when the pool is dropped and the lane's queue is empty.
             let times = Arc::new(LaneTimes::default());
             let spent = Arc::clone(&times);
-            thread.spawn(move || lane.run(&receiver, &spent))?;
+            thread.spawn(move || run_vital(|| lane.run(&receiver, &spent)))?;
             lanes.push(LaneHandle {
                 jobs,
                 times,

@@ -21,6 +21,7 @@ use super::*;
 
 mod answers;
 mod doubts;
+mod outlived;
 mod random;
 mod refused;
 mod restarts;

@@ -75,7 +75,7 @@ pub(super) async fn start_commands(
         snapshots,
         drain: drain.clone(),
     };
-    upkeep.tasks.spawn(commands.run(messages, upkeep.stop.clone()));
+    upkeep.spawn_to_end(commands.run(messages, upkeep.stop.clone()));
     Ok(())
 }
 

@@ -58,7 +58,7 @@ pub(super) fn spawn_traces(shared: &mut Shared, upkeep: &Stage) {
     let instance = kvatlas_process::instance_name(&shared.nats.connection_name);
     let started = crate::traces::start_traces(&shared.config.traces, instance, upkeep.stop.clone());
     if let Some((tracer, exporting)) = started {
-        upkeep.tasks.spawn(exporting);
+        upkeep.spawn_to_end(exporting);
         shared.tracer = Some(tracer);
     }
 }

@@ -107,7 +107,7 @@ impl Daemon {
             None => shared.readiness.set(Latch::EnginesFollowed),
         }
         let http = start_http(&shared, source, engines).await?;
-        upkeep.tasks.spawn(keep_up(
+        upkeep.spawn_to_end(keep_up(
             Arc::clone(&view),
             Arc::clone(&shared.pool),
             Arc::clone(&shared.trust),

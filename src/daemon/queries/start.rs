@@ -125,7 +125,7 @@ fn spawn_settling(
     settled: watch::Sender<bool>,
 ) {
     let (stop, readiness) = (stage.stop.clone(), Arc::clone(&shared.readiness));
-    stage.tasks.spawn(async move {
+    stage.spawn_to_end(async move {
         let settle = async {
             let _ = followed.wait_for(|followed| *followed).await;
             settling.settle().await;
@@ -228,7 +228,7 @@ async fn spawn_presence(
     };
     let presence = Presence::new(client, about, Some(taken), served.subjects().clone());
     let stop = stage.stop.clone();
-    stage.tasks.spawn(async move {
+    stage.spawn_to_end(async move {
         let settling = async { is_settled.wait_for(|settled| *settled).await.is_ok() };
         if stop.run_until_cancelled(settling).await != Some(true) {
             return;

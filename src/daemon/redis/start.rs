@@ -54,7 +54,7 @@ pub(crate) async fn start_redis(shared: &Shared, stage: &Stage) -> Result<Option
         let number = numbers.fetch_add(1, Ordering::Relaxed) + 1;
         serve(Arc::clone(&door), stream, place, number, stopping.clone())
     });
-    stage.tasks.spawn(accepting);
+    stage.spawn_to_end(accepting);
     tracing::info!(%local_addr, "listener for llm-d's routers started");
     Ok(Some(local_addr))
 }

@@ -32,13 +32,15 @@ pub(super) struct Attempts {
 impl Attempts {
     /// Whether an attempt may begin at `now`. `epoch` is the holder's present epoch.
     ///
-    /// After a failed attempt, a pause must end first. It need not end if two conditions hold: no publisher was
-    /// subscribed when the last request was sent, and the holder's epoch has changed since. In that case a publisher
-    /// is running now.
+    /// After a failed attempt, a pause must end first. It need not end in two cases:
+    ///
+    /// - No publisher was subscribed when the last request was sent, and the holder's epoch has changed since. So a
+    ///   publisher is running now.
+    /// - The epoch is lower now: the holder was forgotten, or another publisher is believed.
     pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
         let is_over = |failures: Failures| {
-            let is_somebody_new = failures.last == ResyncFailure::NoResponder && epoch != self.epoch;
-            is_somebody_new || now >= failures.not_before
+            let is_running_now = failures.last == ResyncFailure::NoResponder && epoch != self.epoch;
+            is_running_now || epoch < self.epoch || now >= failures.not_before
         };
         !self.is_busy && self.failures.is_none_or(is_over)
     }
@@ -92,6 +94,7 @@ mod tests {
         assert!(!attempts.is_busy);
         assert_eq!(attempts.prospect(), Prospect::Silent);
         assert!(!attempts.is_due(now, 6));
+        assert!(attempts.is_due(now, 4), "the other publisher was not asked yet");
         assert!(attempts.is_due(now + backoff.pause_min, 5));
         // No publisher was subscribed at the last attempt, and then one has begun a new epoch.
         attempts.begin(5);

@@ -79,7 +79,7 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
         trust: Arc::clone(&shared.trust),
     };
     let resyncer = Resyncer::new(parts, settings);
-    events.tasks.spawn(resyncer.run(events.stop.clone()));
+    events.spawn_to_end(resyncer.run(events.stop.clone()));
     Ok(())
 }
 

@@ -117,9 +117,7 @@ pub(crate) async fn start_snapshots(
         metrics,
         lock: Mutex::new(Some(lock)),
     });
-    upkeep
-        .tasks
-        .spawn(Arc::clone(&keeper).save_regularly(config.interval, upkeep.stop.clone()));
+    upkeep.spawn_to_end(Arc::clone(&keeper).save_regularly(config.interval, upkeep.stop.clone()));
     Ok(Some(keeper))
 }
 

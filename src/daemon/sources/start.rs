@@ -61,7 +61,7 @@ pub(super) async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Re
         tracer: shared.tracer.clone(),
     };
     let (stop, trust) = (stage.stop.clone(), Arc::clone(&shared.trust));
-    stage.tasks.spawn(async move {
+    stage.spawn_to_end(async move {
         let ended = source.run(stop.clone()).await;
         note_ended(ended, &stop, &trust);
     });
@@ -118,7 +118,7 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     };
     let stage = Stage::default();
     let (stop, trust) = (stage.stop.clone(), Arc::clone(&shared.trust));
-    stage.tasks.spawn(async move {
+    stage.spawn_to_end(async move {
         source.run(stop.clone()).await;
         note_ended(Ok(()), &stop, &trust);
     });

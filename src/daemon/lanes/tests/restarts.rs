@@ -8,12 +8,12 @@ use kvatlas_telemetry::labels::ResyncFailure;
 use super::doubts::Scene;
 use super::*;
 
-fn stores(first: u64) -> Vec<Event> {
+pub(super) fn stores(first: u64) -> Vec<Event> {
     let hashes = (first..first + 3).map(SequenceHash).collect();
     vec![Event::Stored(StoredBlocks::by_sequence(None, None, hashes))]
 }
 
-fn in_epoch(epoch: u64, seq: u64, events: Vec<Event>) -> EventBatch {
+pub(super) fn in_epoch(epoch: u64, seq: u64, events: Vec<Event>) -> EventBatch {
     EventBatch {
         epoch,
         ..batch(seq, events)

@@ -1,0 +1,108 @@
+//! Two publishers claim one holder, and the one that is believed falls silent.
+
+use kvatlas_core::wire::HolderId;
+use kvatlas_telemetry::EventMetrics;
+
+use super::super::clock::LaneClock;
+use super::super::flow::Flows;
+use super::super::held::HoldingLimits;
+use super::super::holder::{Afterwards, Holder, JobClocks, LaneParts};
+use super::super::sequence::ReceivedBatch;
+use super::super::tally::BatchTally;
+use super::doubts::Scene;
+use super::restarts::{in_epoch, stores};
+use super::*;
+
+/// A holder on its own, whose time the test sets.
+struct Alone {
+    holder: Holder,
+    parts: LaneParts,
+}
+
+impl Alone {
+    async fn begin() -> Self {
+        let scene = Scene::begin().await;
+        let namespace = scene.namespace();
+        let id = HolderId {
+            worker: WorkerName::new("alone").unwrap(),
+            rank: 0,
+        };
+        let writer = namespace.indexer.register(&id).unwrap();
+        let flow = Flows::new(1).of(&namespace.name);
+        let metrics = Arc::new(EventMetrics::unattributed());
+        Self {
+            holder: Holder::new(writer, metrics, flow, at(0)),
+            parts: LaneParts {
+                holding: HoldingLimits::new(false, 0, 0, 0),
+                clock: LaneClock::new(),
+                tally: BatchTally::default(),
+            },
+        }
+    }
+
+    /// Gives the holder a batch of an epoch at this second. Returns its epoch and its reasons for doubt after that.
+    fn receive(&mut self, second: u64, epoch: u64, seq: u64) -> (u64, DegradedReasons) {
+        self.receive_at(at(second), epoch, seq)
+    }
+
+    fn receive_at(&mut self, clocks: JobClocks, epoch: u64, seq: u64) -> (u64, DegradedReasons) {
+        let received = ReceivedBatch {
+            batch: in_epoch(epoch, seq, stores(seq * 10)),
+            generation: StreamGeneration::default(),
+            bytes: 1,
+        };
+        let afterwards = self.holder.apply(received, self.parts.context(clocks));
+        assert_eq!(afterwards, Afterwards::Stays);
+        let status = self.holder.writer.status();
+        (status.cursor.load().epoch, status.own_reasons())
+    }
+}
+
+fn at(second: u64) -> JobClocks {
+    JobClocks {
+        monotonic_us: second * 1_000_000,
+        unix_us: second * 1_000_000,
+        listening_us: second * 1_000_000,
+        seen_us: 1,
+        is_new: true,
+    }
+}
+
+#[tokio::test]
+async fn the_publisher_that_goes_on_is_believed() {
+    let (contested, gap) = (DegradedReason::Contested, DegradedReason::Gap);
+    let mut alone = Alone::begin().await;
+    alone.receive(0, 9, 1);
+    assert_eq!(alone.receive(1, 5, 4), (9, DegradedReasons::of(contested)));
+    assert_eq!(alone.receive(2, 5, 5), (9, DegradedReasons::of(contested)));
+    assert_eq!(
+        alone.receive(3, 5, 6).0,
+        9,
+        "the other one was first heard 2 s ago"
+    );
+    assert_eq!(alone.receive(4, 5, 7), (5, DegradedReasons::of(gap)));
+    assert_eq!(
+        alone.receive(5, 5, 8),
+        (5, DegradedReasons::of(gap)),
+        "it is still to be asked"
+    );
+    // The first one is back: nobody knows whose blocks the holder has.
+    assert_eq!(alone.receive(6, 9, 2).0, 9);
+    assert_eq!(alone.receive(7, 5, 9).1, DegradedReasons::of(gap).with(contested));
+}
+
+#[tokio::test]
+async fn nobody_else_is_believed_while_both_go_on() {
+    let mut alone = Alone::begin().await;
+    for second in 1..20 {
+        assert_eq!(alone.receive(second, 9, second).0, 9);
+        assert_eq!(alone.receive(second, 5, second).0, 9);
+    }
+    // Neither a batch that comes again, nor one that has waited, shows who goes on.
+    assert_eq!(alone.receive(30, 5, 19).0, 9);
+    let waited = JobClocks {
+        is_new: false,
+        ..at(31)
+    };
+    assert_eq!(alone.receive_at(waited, 5, 20).0, 9);
+}
