@@ -509,7 +509,7 @@ fn kinds_of_groups_can_be_stated() {
 
 #[test]
 fn beyond_the_device_only_divergent_hits_are_resumable() {
-    for has_divergent_hits in [false, true] {
+    for (has_divergent_hits, is_sizeless) in [(false, false), (false, true), (true, false), (true, true)] {
         let groups = GroupFacts {
             has_divergent_hits,
             ..GroupFacts::default()
@@ -526,8 +526,13 @@ fn beyond_the_device_only_divergent_hits_are_resumable() {
         let barred = told.naive.barred.iter().filter(|(tier, _)| *tier == 1).count();
         assert_eq!(barred, if has_divergent_hits { 0 } else { 2 });
         assert_eq!(told.translator.tier_doubts().next(), None);
-        // A connector that keeps the window's blocks, too, lets requests reuse them.
-        told.step(&[changed(window(0..8, &[4, 8]), |store| store.medium = Some("CPU"))]);
+        // A connector that keeps the window's blocks, too, lets requests reuse them. It may tell no size.
+        told.step(&[changed(window(0..8, &[4, 8]), |store| {
+            store.medium = Some("CPU");
+            if is_sizeless {
+                (store.block_size, store.tokens) = (0, Vec::new());
+            }
+        })]);
         let doubted = (!has_divergent_hits).then_some((Tier::HOST, Reason::OtherGroup));
         assert_eq!(told.translator.tier_doubts().next(), doubted);
         assert_eq!(told.translator.doubt(), None);

@@ -19,6 +19,7 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use kvatlas_core::hash::{HashSeed, Token};
+use kvatlas_core::wire::Tier;
 
 use crate::batch::{
     BlockObject, Component, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored,
@@ -143,8 +144,13 @@ impl Translator {
         };
         if let EngineChange::Stored(stored) = change {
             let block = stored.block_size.ok_or(Reason::UnknownGroup)?;
-            self.windows.learn(index, kind, block)?;
-            self.check_lookahead(stored, block)?;
+            // vLLM's connectors tell the names of what lies beyond the device, and 0 tokens.
+            if block == 0 && stored.tier != Tier::DEVICE {
+                self.windows.find(index).ok_or(Reason::UnknownGroup)?;
+            } else {
+                self.windows.learn(index, kind, block)?;
+                self.check_lookahead(stored, block)?;
+            }
         }
         self.step.waiting.push(*change);
         Ok(true)
