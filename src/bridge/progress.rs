@@ -42,12 +42,19 @@ impl SharedProgress {
             false => EngineStatus::Degraded,
         };
         let mut progress = self.0.lock();
-        if progress.status != status {
-            // At a start, each engine gets a log line. A client could register engines without end, so the number of
-            // lines is limited.
-            log_gated!(info "engine followed" up to 64; engine = %engine.key, ?status);
+        let is_news = progress.status != status || progress.last_error.as_deref() != trouble;
+        // At a start, each engine gets a log line. A client could register engines without end, so the number of lines is
+        // limited.
+        match trouble {
+            Some(trouble) if is_news => {
+                log_gated!(warn "engine followed, and in doubt" up to 64; engine = %engine.key, ?status, trouble);
+            }
+            _ if progress.status != status => {
+                log_gated!(info "engine followed" up to 64; engine = %engine.key, ?status);
+            }
+            _ => {}
         }
-        if progress.status != status || progress.last_error.as_deref() != trouble {
+        if is_news {
             *progress = Progress {
                 status,
                 last_error: trouble.map(str::to_owned),

@@ -3,16 +3,24 @@
 use kvatlas_process::registry::EnginesReport;
 
 use super::text::counted;
+use kvatlas_daemon::runbook::{AdviceTable, joined};
 
 /// Advice on an engine that is not followed. Mostly its error says what to do.
-pub(super) const MEND: &str =
+const UNFOLLOWED: &str =
     "where that does not say what to do: kvatlas explain KvatlasServersTroubled names the usual causes";
+
+/// Returns the advice on the error of an engine of a bridge. The error may begin with a word that the pages explain.
+pub(super) fn mend(error: &str) -> String {
+    let word = error.split(':').next().unwrap_or_default();
+    let told = AdviceTable::BridgeWords.advice(word);
+    told.unwrap_or_else(|| UNFOLLOWED.to_owned())
+}
 
 /// Returns a line for each engine that is not followed and for each source that cannot be used. The lines are indented.
 pub(super) fn render(engines: &EnginesReport) -> String {
     let mut text = String::new();
     let unfollowed = engines.troubled.iter().filter(|engine| !engine.is_followed);
-    for engine in unfollowed {
+    for engine in unfollowed.clone() {
         text += &format!("  engine {} is not followed: {}\n", engine.instance, engine.error);
     }
     let unnamed = engines.troubled_total.saturating_sub(engines.troubled.len());
@@ -21,7 +29,8 @@ pub(super) fn render(engines: &EnginesReport) -> String {
         text += &format!("  {more} an error\n");
     }
     if !text.is_empty() {
-        text += &format!("    mend: {MEND}\n");
+        let mend = joined(unfollowed.map(|engine| mend(&engine.error)));
+        text += &format!("    mend: {mend}\n");
     }
     for source in &engines.sources {
         if let Some(error) = &source.last_error {

@@ -59,8 +59,10 @@ fn describe_nobody(reply: &QueryReply, asked: &QueryOptions) -> String {
     if reply.unseen_blocks_max >= least {
         return format!("{whom} is known to hold a block that was sent\n");
     }
-    let first = counted(least.into(), "block", "blocks");
-    format!("{whom} holds the first {first}\n")
+    match least {
+        1 => format!("{whom} holds the first block\n"),
+        _ => format!("{whom} holds the first {least} blocks\n"),
+    }
 }
 
 /// Returns a line about the shards that did not answer; empty if all answered.
@@ -323,7 +325,7 @@ gpu-1      0      12      18 %          -         -  degraded: gap
             ..reply()
         };
         let text = render_reply(&empty, &asked(false));
-        assert!(text.contains("nobody holds the first 1 block"), "{text}");
+        assert!(text.contains("nobody holds the first block"), "{text}");
         assert!(text.contains("2 cannot be found this way"), "{text}");
         let of_workers = QueryOptions {
             workers: Some(vec![WorkerName::new("gpu-5").unwrap()]),
@@ -331,7 +333,7 @@ gpu-1      0      12      18 %          -         -  degraded: gap
         };
         let text = render_reply(&empty, &of_workers);
         assert!(
-            text.contains("none of these workers holds the first 1 block\n"),
+            text.contains("none of these workers holds the first block\n"),
             "{text}"
         );
         // The query gave the positions 4 and 64.

@@ -55,7 +55,7 @@ impl AdviceTable {
     }
 
     /// Returns the advice about `word` in this table.
-    fn advice(self, word: &str) -> Option<String> {
+    pub fn advice(self, word: &str) -> Option<String> {
         let (section, title) = self.place();
         let entries = entries_of(PAGES[0], word).into_iter();
         let mut said = entries
@@ -104,6 +104,10 @@ pub fn mend_of_doubt(
     if (is_of_bridge || is_silence) && all.contains(DegradedReason::UpstreamLost) {
         return None;
     }
+    // Where it is asked and there are other reasons, it may go on for long.
+    if reason == DegradedReason::Resyncing && all != DegradedReasons::of(reason) {
+        return None;
+    }
     let detail = detail.filter(|_| is_of_bridge);
     let word = detail.and_then(|detail| detail.split(':').next());
     let told = word.and_then(|word| AdviceTable::BridgeWords.advice(word));
@@ -113,6 +117,8 @@ pub fn mend_of_doubt(
 
 /// Placeholder in the commands on the pages for operators. It stands for a holder's namespace, worker and rank.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
+/// Command on the pages for operators with a placeholder, which stands for an engine of a bridge.
+const ENGINE: &str = "admin reset ENGINE";
 
 /// Returns the advice of [`mend_of`] for one holder. The commands in the advice are about the `culprit`, as
 /// [`named`] has it.
@@ -121,10 +127,11 @@ pub fn mend_for<'a>(words: impl Iterator<Item = &'a str>, table: AdviceTable, cu
 }
 
 /// Returns `advice` with commands that name the holder's namespace, worker and rank. With an empty `rank`, the commands
-/// are about all ranks.
+/// are about all ranks. A command about an engine names its worker, which bridges know as well.
 pub fn named(advice: &str, [namespace, worker, rank]: [&str; 3]) -> String {
     let culprit = format!("{namespace} {worker} {rank}");
-    advice.replace(CULPRIT, culprit.trim_end())
+    let advice = advice.replace(CULPRIT, culprit.trim_end());
+    advice.replace(ENGINE, &format!("admin reset {worker}"))
 }
 
 /// Returns all words that the pages for operators explain, in the order of the pages.

@@ -44,16 +44,16 @@ fn judge_engines(place: &str, engines: &EnginesReport) -> Check {
         let idle = followed::idle(engines).map_or(String::new(), |idle| format!("; {idle}"));
         return Check::fine(NAME, format!("the bridge at {place} follows {count}{idle}"));
     };
-    let found = format!("{}: {}", first.instance, first.error);
+    let (found, mend) = (
+        format!("{}: {}", first.instance, first.error),
+        followed::mend(&first.error),
+    );
     match engines.troubled_total.saturating_sub(1) {
-        0 => Check::warning(NAME, found, followed::MEND),
+        0 => Check::warning(NAME, found, mend),
         more => Check::warning(
             NAME,
             format!("{found}; and {more} more"),
-            format!(
-                "{}; kvatlas status --admin {place} --json names more",
-                followed::MEND
-            ),
+            format!("{mend}; kvatlas status --admin {place} --json names more"),
         ),
     }
 }

@@ -8,7 +8,7 @@ use kvatlas_client::{ClientError, QueryClient, Refusal, Refused};
 use kvatlas_config::Config;
 use kvatlas_core::hash::{BlockSize, SequenceHash};
 use kvatlas_core::wire::{
-    ErrorCode, Gathered, HolderMatch, QueryKey, SingleQuery, Subjects, Tier, WireError,
+    ErrorCode, Gathered, HolderMatch, NamespaceName, QueryKey, SingleQuery, Subjects, Tier, WireError,
 };
 use kvatlas_process::setup::{Setup, SnapshotRoom};
 
@@ -18,6 +18,10 @@ use super::report::Check;
 use super::{DoctorArguments, NatsRole};
 
 const ROUND_TRIP: &str = "round trip";
+/// Number of questions that are asked at once. So if one of two daemons hangs, it gets one of them almost for sure.
+const QUESTIONS: u64 = 8;
+/// Time within which each of these questions should be answered.
+const QUESTION_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two questions whether the daemon has applied the probe event.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
 /// Number of questions to the shards that fit into the doctor's patience, even if each of them times out. So an answer
@@ -85,10 +89,19 @@ pub(super) async fn check_round_trip(
     let gathered = subjects.of_shards().query(namespace);
     let limit = connected.unless_refused(&[&told, &asked, &gathered], limit).await;
     let elapsed = begun.elapsed();
+    let unanswered = match limit {
+        Ok(Ok(Ok(ProbeAnswerer::Any))) => unanswered(subjects, connected, namespace).await,
+        _ => 0,
+    };
     // The goodbye makes daemons forget the probe's holder.
     probe.take_back(arguments.timeout).await;
     match limit {
         Err(refusal) => refused_probe(&refusal, &told, arguments.role),
+        Ok(Ok(Ok(_))) if unanswered > 0 => Check::warning(
+            ROUND_TRIP,
+            format!("{unanswered} of {QUESTIONS} questions had no answer within {QUESTION_PATIENCE:?}"),
+            "a daemon hangs, or has died a moment ago: kvatlas doctor --admin ADDRESS, for each of them, says which one; end it",
+        ),
         Ok(Ok(Ok(answerer))) => answerer.check(elapsed),
         Ok(Ok(Err(trouble))) => Check::failed(
             ROUND_TRIP,
@@ -116,6 +129,22 @@ async fn arrive(
         .map_err(|error| error.to_string())?;
     publisher.flush().await.map_err(|error| error.to_string())?;
     wait_for(arguments, subjects, connected, (probe, hash), lacking).await
+}
+
+/// Asks several questions at once, which NATS spreads over all daemons that answer. Returns how many had no answer. A refusal
+/// is an answer.
+async fn unanswered(subjects: &Subjects, connected: &DoctorConnection, namespace: &NamespaceName) -> u64 {
+    let ask = |_| async {
+        let client = QueryClient::new(connected.nats.clone(), subjects.clone());
+        let query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(0)]));
+        let answered = client
+            .with_patience(QUESTION_PATIENCE)
+            .query(namespace, query)
+            .await;
+        u64::from(matches!(answered, Err(ClientError::TimedOut { .. })))
+    };
+    let counts = futures_util::future::join_all((0..QUESTIONS).map(ask)).await;
+    counts.into_iter().sum()
 }
 
 /// Returns the check for a probe event that the NATS server refuses. `events` is the subject of the event.

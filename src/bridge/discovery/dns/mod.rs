@@ -33,6 +33,8 @@ enum DnsError {
     Question(#[from] ResolveError),
     #[error("{target} has several ports: ask for one, such as dns:_http._tcp.NAME")]
     SeveralPorts { target: Name },
+    #[error("no name server knows the name {name}")]
+    Unknown { name: String },
 }
 
 /// Engines behind a DNS name, each with the number of consecutive answers that have lacked it.
@@ -78,10 +80,22 @@ pub(super) async fn run(place: &DnsPlace, defaults: &EngineDefaults, interval: D
 }
 
 impl DnsSource<'_> {
-    /// Looks once, and reports the engines or the error.
+    /// Looks once, and reports the engines or the error. A name that no name server knows has no engines, and is an error,
+    /// too: it may be misspelled.
     async fn look_once(&mut self, reports: &Reports) {
-        match self.look().await {
-            Ok(found) => reports.know(self.known.answered(found)),
+        let found = self.look().await;
+        let is_known = self.servers.as_ref().is_some_and(NameServers::take_known);
+        match found {
+            Ok(found) => {
+                let engines = self.known.answered(found);
+                if is_known || reports.state().engines > 0 {
+                    reports.know(engines);
+                }
+                if !is_known {
+                    let name = self.place.name.clone();
+                    reports.fail(&DnsError::Unknown { name });
+                }
+            }
             Err(error) => reports.fail(&error),
         }
     }

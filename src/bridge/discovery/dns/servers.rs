@@ -5,6 +5,7 @@
 //! last answer counts. An answer without records then hides an earlier error. Here, the first error ends the walk.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolverConfig, ResolverOpts};
@@ -36,6 +37,8 @@ pub(super) struct NameServers {
     resolver: TokioResolver,
     /// Domains that are appended to a name which is not fully qualified, in the order in which they are tried.
     domains: Vec<Name>,
+    /// Whether a name server knows one of the names since [`Self::take_known`], with or without records.
+    is_known: AtomicBool,
 }
 
 impl NameServers {
@@ -74,12 +77,19 @@ impl NameServers {
         Ok(Self {
             resolver: resolver.map_err(ResolveError::Servers)?,
             domains,
+            is_known: AtomicBool::new(false),
         })
+    }
+
+    /// Returns whether any name that was asked for since the last call is known to a name server.
+    pub(super) fn take_known(&self) -> bool {
+        self.is_known.swap(false, Ordering::Relaxed)
     }
 
     /// Returns the addresses of the first full name that has some. Empty if none has any.
     pub(super) async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
         if let Ok(address) = name.parse() {
+            self.is_known.store(true, Ordering::Relaxed);
             return Ok(vec![address]);
         }
         for name in self.full_names(name)? {
@@ -124,8 +134,13 @@ impl NameServers {
     async fn ask(&self, name: &Name, kind: RecordType) -> Result<Vec<RData>, ResolveError> {
         let are_none = |code| matches!(code, ResponseCode::NoError | ResponseCode::NXDomain);
         match self.resolver.lookup(name.clone(), kind).await {
-            Ok(found) => Ok(found.answers().iter().map(|record| record.data.clone()).collect()),
+            Ok(found) => {
+                self.is_known.store(true, Ordering::Relaxed);
+                Ok(found.answers().iter().map(|record| record.data.clone()).collect())
+            }
             Err(NetError::Dns(DnsError::NoRecordsFound(nothing))) if are_none(nothing.response_code) => {
+                let is_known = nothing.response_code != ResponseCode::NXDomain;
+                self.is_known.fetch_or(is_known, Ordering::Relaxed);
                 Ok(Vec::new())
             }
             Err(source) => Err(ResolveError::Unanswered {

@@ -164,7 +164,12 @@ async fn an_error_for_one_family_of_addresses_is_an_error_of_the_look() {
     assert_eq!(look(&mut source, 4, &reports).await, (1, 4));
     // A name that there is no more has no engines.
     server.zone.lock().clear();
-    assert_eq!(look(&mut source, 3, &reports).await, (0, 0));
+    assert_eq!(look(&mut source, 3, &reports).await, (0, 3));
+    let error = reports.state().last_error.unwrap();
+    assert_eq!(error, "no name server knows the name vllm.");
+    // One without records is no error: its engines may not be ready yet.
+    server.set("vllm.", RecordType::AAAA, Ok(Vec::new()));
+    assert_eq!(look(&mut source, 1, &reports).await, (0, 0));
 }
 
 #[tokio::test]
