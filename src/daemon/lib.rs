@@ -148,4 +148,5 @@ mod troubles;
 mod vital;
 
 pub use life::{Daemon, NamespaceError, ReloadError, ReloadReport, StopReport, namespaces};
+pub use sources::stream::{StreamError, check_config};
 pub use start_error::StartError;

@@ -2,10 +2,10 @@
 
 use async_nats::jetstream::context::{Context, RequestError, RequestErrorKind};
 use async_nats::jetstream::response::Response;
-use async_nats::jetstream::stream::{DiscardPolicy, RetentionPolicy};
 use async_nats::jetstream::{self, Error as ApiError, ErrorCode, stream};
 use kvatlas_client::Refusal;
 use kvatlas_core::wire::Subjects;
+use kvatlas_daemon::check_config;
 use kvatlas_process::setup::Setup;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
@@ -79,33 +79,10 @@ async fn ask<T: DeserializeOwned>(
 /// Returns the check of a stream that exists. It must have the one subject `expected`, and keep all messages on it.
 fn judge(info: &stream::Info, expected: &str) -> Check {
     let stream::Config {
-        name,
-        num_replicas,
-        subjects,
-        retention,
-        ..
+        name, num_replicas, ..
     } = &info.config;
-    let correct = "correct it, or name another in events.stream: until then no daemon is ready";
-    if subjects.as_slice() != [expected] {
-        let found = format!(
-            "the stream {name} has the subjects {subjects:?}, but must have {expected:?} and no other"
-        );
-        return Check::failed(NAME, found, correct);
-    }
-    if *retention != RetentionPolicy::Limits {
-        let found = format!("the stream {name} does not have the retention policy \"limits\"");
-        return Check::failed(NAME, found, correct);
-    }
-    let wrong = match &info.config {
-        config if config.discard == DiscardPolicy::New => Some("discard = new"),
-        config if config.sealed => Some("sealed = true"),
-        config if config.subject_transform.is_some() => Some("subject_transform"),
-        _ => None,
-    };
-    if let Some(setting) = wrong {
-        let found =
-            format!("the stream {name} has {setting}, with which events may not reach it as they were sent");
-        return Check::failed(NAME, found, correct);
+    if let Err(error) = check_config(&info.config, expected) {
+        return Check::failed(NAME, error, "correct the stream: until then no daemon is ready");
     }
     let found = format!(
         "the stream {name} keeps {} messages on {num_replicas} replicas",
@@ -206,6 +183,28 @@ mod tests {
             assert!(!on.mend().contains("turn it on"), "{on:?}");
         }
         assert!(denied(10008).mend().contains("more than half"));
+    }
+
+    #[test]
+    fn a_stream_that_no_daemon_reads_fails() {
+        let judged = |max_message_size: i32| {
+            let info = serde_json::json!({
+                "config": {
+                    "name": "E", "subjects": ["e.>"], "retention": "limits", "max_consumers": -1, "max_msgs": -1, "max_bytes": -1,
+                    "discard": "old", "max_age": 0, "storage": "file", "num_replicas": 3, "max_msg_size": max_message_size
+                },
+                "created": "2026-01-01T00:00:00Z",
+                "state": {
+                    "messages": 0, "bytes": 0, "consumer_count": 0, "first_seq": 1, "last_seq": 0,
+                    "first_ts": "0001-01-01T00:00:00Z", "last_ts": "0001-01-01T00:00:00Z"
+                }
+            });
+            judge(&serde_json::from_value(info).unwrap(), "e.>")
+        };
+        assert_eq!(judged(-1).outcome(), CheckOutcome::Fine);
+        let failed = judged(300);
+        assert_eq!(failed.outcome(), CheckOutcome::Failed);
+        assert!(failed.found().contains("max_msg_size"), "{failed:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(crate) mod jetstream;
 mod pulse;
 mod roll_call;
 mod start;
-mod stream;
+pub(crate) mod stream;
 mod stream_end;
 mod stream_info;
 mod unread;

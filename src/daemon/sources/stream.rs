@@ -23,7 +23,7 @@ const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Reason why the events stream cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StreamError {
+pub enum StreamError {
     /// Stream does not exist, and may not be created.
     #[error("the stream {name} does not exist; create it, or set events.stream_create")]
     Missing {
@@ -248,7 +248,7 @@ pub(super) async fn probe(consumer: &Consumer<pull::Config>) -> Result<Option<Me
 }
 
 /// Checks that a stream with this configuration keeps all messages on `subject`, and no others.
-pub(super) fn check_config(config: &stream::Config, subject: &str) -> Result<(), StreamError> {
+pub fn check_config(config: &stream::Config, subject: &str) -> Result<(), StreamError> {
     let name = || config.name.clone();
     if config.subjects.as_slice() != [subject] {
         return Err(StreamError::Subjects {
@@ -263,6 +263,8 @@ pub(super) fn check_config(config: &stream::Config, subject: &str) -> Result<(),
     let setting = match config {
         // At a limit, the server refuses the newest messages, and nobody hears of that.
         config if config.discard == DiscardPolicy::New => "discard = new",
+        // Nor of a larger message: it leaves no hole in the stream's numbers.
+        config if config.max_message_size > 0 => "max_msg_size",
         config if config.sealed => "sealed = true",
         config if config.subject_transform.is_some() => "subject_transform",
         // Their messages are not on the subject, or come twice.
@@ -370,6 +372,10 @@ mod tests {
         is_refused(
             &changed(|config| config.discard = DiscardPolicy::New),
             "discard = new",
+        );
+        is_refused(
+            &changed(|config| config.max_message_size = 64 << 20),
+            "max_msg_size",
         );
         is_refused(&changed(|config| config.sealed = true), "sealed");
         is_refused(
