@@ -151,6 +151,16 @@ def test_a_silent_broker_is_the_trouble_of_all_holders(browser: Chrome, daemon: 
     stub.close()
 
 
+def test_a_stream_without_a_leader_is_no_silent_broker(browser: Chrome, daemon: Daemon) -> None:
+    now = int(time.time() * 1e6)
+    silence = {"broker_silent_us": 9_000_000, "stream_trouble": "the stream S has no leader"}
+    stub = Stub(daemon, lambda: iter([frame({}, 0, ready=True, now_us=now, **silence)]))
+    browser.get(stub.url)
+    silent = row_of_trouble(browser, "stream silent the stream S has no leader")
+    assert "(9.00 s)" in silent and "What to do: correct what it names" in silent, silent
+    stub.close()
+
+
 def test_a_refused_stream_is_told_in_the_words_of_the_daemon(browser: Chrome, daemon: Daemon) -> None:
     refusal = {"error": "too many pages are open; close one, or try again later"}
     stub = Stub(daemon, lambda: iter([]), answers={"/page/frames": (503, refusal)})

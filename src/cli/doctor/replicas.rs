@@ -21,7 +21,6 @@ use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, ProcessRole};
 use crate::cli::explain::mend_of_alert;
 use crate::cli::missing::{GatewayOutage, UnansweringShard};
-use crate::cli::silence;
 use crate::cli::status::Status;
 use crate::cli::text::counted;
 
@@ -226,13 +225,14 @@ fn check_indexes(daemons: &[Indexed<'_>]) -> Vec<Check> {
     checks
 }
 
-/// Returns a failed check if the daemon at `place` receives nothing from its NATS server.
+/// Returns a failed check if the daemon at `place` receives nothing from its NATS server, or knows nothing new of the
+/// events stream.
 fn check_silence(place: &str, index: &Status) -> Option<Check> {
-    let silent_us = index.broker_silent_us?;
+    let silence = index.silence.told()?;
     Some(Check::failed(
         &format!("NATS server of {place}"),
-        silence::describe(silent_us),
-        silence::MEND,
+        silence,
+        index.silence.mend(),
     ))
 }
 
@@ -396,6 +396,8 @@ mod tests {
         let failed = check(r#""broker_silent_us":5000000,"#).unwrap();
         assert_eq!(failed.outcome(), CheckOutcome::Failed);
         assert!(failed.found().contains("for 5.0s"), "{failed:?}");
+        let failed = check(r#""broker_silent_us":5000000,"stream_trouble":"no leader","#).unwrap();
+        assert!(failed.found().ends_with("for 5.0s: no leader"), "{failed:?}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::failure::Failure;
 use super::followed;
 use super::missing::{GatewayOutage, UnansweringShard};
 use super::output::{print, print_json};
-use super::silence;
+use super::silence::BrokerSilence;
 use super::strays::StrayNamespace;
 use super::table::TextTable;
 use super::text::{counted, printable};
@@ -67,9 +67,9 @@ pub(super) struct Status {
     /// Error of the last attempt to send a snapshot to the Object Store; `None` if that attempt had no error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) snapshot_upload_error: Option<String>,
-    /// Time for which the NATS server has been silent, in microseconds; `None` if it is not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) broker_silent_us: Option<u64>,
+    /// Silence of the NATS server, or of the events stream.
+    #[serde(flatten)]
+    pub(super) silence: BrokerSilence,
     /// Shards that do not answer this gateway.
     #[serde(default)]
     pub(super) missing_shards: Vec<UnansweringShard>,
@@ -155,8 +155,8 @@ impl Status {
             let role = self.role.as_str();
             return Err(Failure::failed(format_args!("the {role} is not ready")));
         }
-        if let Some(silent_us) = self.broker_silent_us {
-            return Err(Failure::failed(silence::describe(silent_us)));
+        if let Some(silence) = self.silence.told() {
+            return Err(Failure::failed(silence));
         }
         if degraded > 0 {
             return Err(Failure::failed(format_args!(
@@ -209,12 +209,8 @@ impl Status {
         for reason in &self.reasons {
             text += &format!("  {reason}\n");
         }
-        if let Some(silent_us) = self.broker_silent_us {
-            text += &format!(
-                "  {}\n    mend: {}\n",
-                silence::describe(silent_us),
-                silence::MEND
-            );
+        if let Some(silence) = self.silence.told() {
+            text += &format!("  {silence}\n    mend: {}\n", self.silence.mend());
         }
         if let Some(error) = &self.snapshot_error {
             text += &format!("  snapshots are not written: {error}\n");
@@ -298,7 +294,7 @@ mod tests {
             messages_waiting: 1,
             snapshot_error: None,
             snapshot_upload_error: None,
-            broker_silent_us: None,
+            silence: BrokerSilence::default(),
             missing_shards: Vec::new(),
             shard_outage: None,
             strays: Vec::new(),
@@ -389,6 +385,13 @@ qwen          1000         0  123456  12345678
         status.ready = true;
         let said = "nothing has come from the NATS server for 5.0s, not even the daemon's own messages";
         let line = format!("  {said}\n    mend: see whether the NATS server runs");
+        expect_failure(&status, &line, said);
+        // The server runs and answers. Nobody leads the stream.
+        let index = r#"{"namespaces":[],"broker_silent_us":5000000,"stream_trouble":"no leader"}"#;
+        let mut status: Status = serde_json::from_str(index).unwrap();
+        status.ready = true;
+        let said = "nothing has been known of the events stream for 5.0s: no leader";
+        let line = format!("  {said}\n    mend: correct what it names");
         expect_failure(&status, &line, said);
     }
 

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::promises::BrokenPromise;
 use crate::cli::refused::PublisherRefusal;
+use crate::cli::silence::BrokerSilence;
 use crate::cli::strays::StrayNamespace;
 
 /// First event of the stream: facts that stay the same while the daemon runs.
@@ -31,10 +32,9 @@ pub(super) struct DaemonFrame {
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<FrameRates>,
     pub(super) fleet: HolderChanges,
-    /// Time for which the NATS server has been silent, in microseconds; `None` if it is not, or if an older daemon does
-    /// not tell.
-    #[serde(default)]
-    pub(super) broker_silent_us: Option<u64>,
+    /// Silence of the NATS server, or of the events stream.
+    #[serde(flatten)]
+    pub(super) silence: BrokerSilence,
     /// Shards that do not answer this gateway. An older daemon leaves them out.
     #[serde(default)]
     pub(super) missing_shards: Vec<UnansweringShard>,

@@ -6,15 +6,14 @@ use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 
 use super::frames::{DaemonFrame, NamespaceFrame};
 use crate::cli::missing::GatewayOutage;
-use crate::cli::silence;
 use crate::cli::text::{printable, since};
 
 /// Returns a text about the worst trouble in a message of the daemon, with the advice on it; `None` if the message has
 /// no trouble.
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
-    let silence = frame.broker_silent_us.iter().map(|silent_us| Trouble {
-        what: silence::describe(*silent_us),
-        mend: silence::MEND.to_owned(),
+    let silence = frame.silence.told().into_iter().map(|what| Trouble {
+        what,
+        mend: frame.silence.mend().to_owned(),
     });
     let outage = frame.shard_outage.iter().map(|outage| Trouble {
         what: outage.describe(frame.now_us),

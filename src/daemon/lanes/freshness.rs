@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use kvatlas_core::index::HolderRecord;
 use kvatlas_core::wire::{HolderId, NamespaceName, WorkerName};
 
@@ -26,6 +28,9 @@ use super::clock::now_us;
 use super::flow::{Flows, NamespaceFlow, SearchMark, SeenInParts};
 use super::line::{Assignments, WorkerKey};
 use super::server_clock::ServerClock;
+
+/// Trouble of a stream while only its leader is silent.
+const LEADER_SILENT: &str = "the server that leads the events stream does not say what the stream has";
 
 /// Age of the state of all namespaces, shared by the source, the lanes and the queries.
 #[derive(Debug)]
@@ -43,6 +48,9 @@ pub(crate) struct Freshness {
     /// Time in microseconds at which the daemon last knew the whole stream: it had read every message in the stream,
     /// or knew that the message was unread. 0 while no stream is followed.
     known_us: AtomicU64,
+    /// Error of the last attempt to read the stream, in words; `None` while the stream is read, and while the
+    /// connection to the broker is down.
+    stream_error: Mutex<Option<String>>,
     /// Clock of the server that has the stream. It has no time without a stream.
     pub(crate) stream_clock: ServerClock,
 }
@@ -73,6 +81,7 @@ impl Freshness {
             heard_us: AtomicU64::new(0),
             unread_since_us: AtomicU64::new(0),
             known_us: AtomicU64::new(0),
+            stream_error: Mutex::new(None),
             stream_clock: ServerClock::default(),
         }
     }
@@ -104,6 +113,12 @@ impl Freshness {
         let limit_us = self.behind_after_us.unwrap_or(u64::MAX);
         let known_us = at_us.min(answered_us.saturating_add(limit_us));
         self.known_us.store(known_us, Ordering::Release);
+    }
+
+    /// Notes the error because of which the stream is not read; `None` if the stream is read, or if the connection is
+    /// down.
+    pub(crate) fn set_stream_error(&self, error: Option<String>) {
+        *self.stream_error.lock() = error;
     }
 
     /// Whether the broker has been silent for longer than is allowed.
@@ -208,6 +223,14 @@ impl Freshness {
         self.behind_after_us
             .is_some_and(|limit| silent_us > limit)
             .then_some(silent_us)
+    }
+
+    /// Returns in words why nothing new is known of the stream at `now_us`, although the broker is connected. `None` if
+    /// [`Self::silent_us`] is, or if the broker itself is silent.
+    pub(crate) fn stream_trouble(&self, now_us: u64) -> Option<String> {
+        self.silent_us(now_us)?;
+        let error = self.stream_error.lock().clone();
+        error.or_else(|| (!self.is_unheard()).then(|| LEADER_SILENT.to_owned()))
     }
 
     /// Returns the time that the lane has spent on a worker, in microseconds.
@@ -389,6 +412,25 @@ mod tests {
         quiet.stream_known(now_us - 3_000_000, now_us);
         assert_eq!(quiet.silent_us(now_us), Some(3_000_000));
         assert_eq!(freshness(None, silent).0.silent_us(now_us), None);
+    }
+
+    #[test]
+    fn a_stream_without_a_leader_is_not_a_silent_broker() {
+        let (limit, long) = (Duration::from_secs(60), Duration::from_secs(62));
+        let (silent, late_us) = freshness(Some(limit), long);
+        assert_eq!(silent.stream_trouble(now_us()), None, "the broker is silent");
+        // The pulse comes back.
+        silent.heard(now_us());
+        assert_eq!(silent.stream_trouble(now_us()), None);
+        silent.stream_known(late_us, late_us);
+        assert_eq!(silent.stream_trouble(now_us()).as_deref(), Some(LEADER_SILENT));
+        // There is no pulse while a consumer is made.
+        silent.heard(late_us);
+        silent.set_stream_error(Some("no leader".to_owned()));
+        assert_eq!(silent.stream_trouble(now_us()).as_deref(), Some("no leader"));
+        silent.heard(now_us());
+        silent.stream_known(now_us(), now_us());
+        assert_eq!(silent.stream_trouble(now_us()), None, "the error has not lasted");
     }
 
     #[test]

@@ -360,6 +360,7 @@ impl AdminSource for DaemonView {
             "namespaces": namespaces,
             "strays": self.pool.strays(),
             "broker_silent_us": self.pool.freshness().silent_us(crate::lanes::now_us()),
+            "stream_trouble": self.pool.freshness().stream_trouble(crate::lanes::now_us()),
             "messages_waiting": self.pool.messages_waiting(),
             "assigned_workers": self.pool.assigned_workers(),
         })

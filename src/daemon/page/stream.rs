@@ -119,9 +119,11 @@ struct PageFrame<'a> {
     namespaces: Vec<PageNamespace>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
-    /// Time for which the NATS server has been silent, in microseconds. `None` if it is not. Meanwhile all holders are
-    /// [`DegradedReason::Behind`].
+    /// Time for which the NATS server has been silent, or the leader of the events stream, in microseconds. `None` if
+    /// neither is. Meanwhile all holders are [`DegradedReason::Behind`].
     broker_silent_us: Option<u64>,
+    /// Reason in words why nothing new is known of the stream; `None` unless only the stream is silent.
+    stream_trouble: Option<String>,
     /// Shards whose blocks are missing from answers. Always empty if this process is not a gateway.
     missing_shards: Vec<MissingShard>,
     /// Outage of a gateway: no shard answers it. `None` for a daemon that is no gateway, too.
@@ -290,6 +292,7 @@ impl Page {
                 .collect(),
             rates: shared.meter.rates(),
             broker_silent_us: self.answerer.freshness.silent_us(now_us()),
+            stream_trouble: self.answerer.freshness.stream_trouble(now_us()),
             missing_shards: self.looked.missing_shards.all(unix_time_us()),
             shard_outage: self.looked.missing_shards.outage(unix_time_us()),
             strays: (self.looked.strays)(),

@@ -129,7 +129,10 @@ impl JetStreamSource {
             };
             match self.follow(attached, &stop).await {
                 Detached::Stopped => return,
-                Detached::Reset(reason, detail) => self.metrics.reset(reason, &detail),
+                Detached::Reset(reason, detail) => {
+                    self.metrics.reset(reason, &detail);
+                    self.tell_trouble(&detail);
+                }
             }
             // The pause keeps a server that refuses every request from getting a new consumer for each.
             tokio::select! {
@@ -137,6 +140,16 @@ impl JetStreamSource {
                 () = stop.cancelled() => return,
             }
         }
+    }
+
+    fn is_connected(&self) -> bool {
+        self.client.connection_state() == State::Connected
+    }
+
+    /// Tells operators why the stream is not read. Tells nothing without a connection, which is then the reason.
+    fn tell_trouble(&self, why: &impl ToString) {
+        let trouble = self.is_connected().then(|| why.to_string());
+        self.pool.freshness().set_stream_error(trouble);
     }
 
     async fn attach(&mut self) -> Attached {
@@ -150,7 +163,8 @@ impl JetStreamSource {
                 Ok(attached) => return attached,
                 Err(error) => {
                     tracing::warn!(%error, "the events stream cannot be read yet");
-                    if self.client.connection_state() == State::Connected {
+                    self.tell_trouble(&error);
+                    if self.is_connected() {
                         // The stream's server may be away.
                         self.position.note_servers(None);
                         // An operator must correct these errors. All others may end by themselves.
@@ -293,6 +307,7 @@ impl JetStreamSource {
             Ok(pulse) => pulse,
             Err(error) => return Detached::Reset(ConsumerReset::Connection, error.to_string()),
         };
+        freshness.set_stream_error(None);
         freshness.set_unread(0);
         freshness.stream_known(attached.unread.known_us(), attached.answered_us);
         self.attached.send_replace(true);

@@ -274,7 +274,11 @@ async fn another_leader_of_the_stream_leaves_doubts_until_the_next_batch() {
 async fn a_stream_without_a_leader_leaves_no_holder_exact() {
     let _turn = TURN.lock().await;
     let mut cluster = Cluster::start(&server()).await;
-    let settings = [JETSTREAM, ("events.stream_replicas", "2")];
+    let (replicas, patience) = (
+        ("events.stream_replicas", "2"),
+        ("events.behind_after_ms", "2000"),
+    );
+    let settings = [JETSTREAM, replicas, patience];
     // The first daemon makes the stream.
     let first = daemon(cluster.url(0), &settings).await;
     let looks = Client::connect(cluster.url(0)).await;
@@ -315,6 +319,16 @@ async fn a_stream_without_a_leader_leaves_no_holder_exact() {
         let status = client.holder("gpu-0", 0).await.unwrap();
         assert!(!status.exact && status.blocks == 3, "{status:?}");
     }
+    // The daemon answers, and its server does. It is the stream that nothing is known of.
+    let admin = daemon.admin_address().unwrap();
+    eventually("the daemon says why", async || {
+        let (code, _) = http_get(admin, "/readyz");
+        let (_, index) = http_get(admin, "/index");
+        let index: serde_json::Value = serde_json::from_str(&index).ok()?;
+        let trouble = index["stream_trouble"].as_str()?;
+        (code == 200 && trouble.contains("has no leader")).then_some(())
+    })
+    .await;
     cluster.restart(leader).await;
     eventually(
         "a later batch shows that the stream has not taken some",

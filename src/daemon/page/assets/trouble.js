@@ -54,8 +54,12 @@ export class Trouble {
     return [{ key: "ready", what: "not ready", who: reasons.join("; "), mend: awaited ? this.#mend(awaited) : "nothing: it is stopping", word: "KvatlasNotReady" }];
   }
 
-  #silence({ broker_silent_us: silent, now_us: now }) {
+  #silence({ broker_silent_us: silent, stream_trouble: stream, now_us: now }) {
     if (!silent) return [];
+    if (stream) {
+      return [{ key: "silence", what: "stream silent", word: "behind", who: `${stream}; all holders are behind`,
+        mend: "correct what it names; otherwise see whether the NATS servers run and answer others: more than half of those that have the stream must", since: now - silent }];
+    }
     return [{ key: "silence", what: "NATS server silent", word: "behind", who: "nothing comes from it, not even the daemon's own messages; all holders are behind",
       mend: "see whether the NATS server runs and answers others, and the network to it", since: now - silent }];
   }
