@@ -8,7 +8,7 @@
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
-use super::holder::{Context, Holder};
+use super::holder::{Context, Holder, JobClocks};
 use super::liveness::{LivenessLimits, Silence, silence};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
@@ -35,17 +35,23 @@ pub(super) struct OtherPublisher {
 }
 
 impl OtherPublisher {
-    /// Whether a batch of another epoch shows, at time `unix_us`, that another publisher is alive.
+    /// Whether a batch of another epoch shows that another publisher is alive. `clocks` are of the job that has the
+    /// batch.
     ///
-    /// A batch that was made recently shows this. So does a batch that does not tell when it was made. An older batch
-    /// may be a redelivery, so it shows this in two cases only:
+    /// A batch that was made recently shows this. So does any batch during a contest (two publishers claim the
+    /// holder). Any other batch shows nothing if it may have waited, as in a stream that is read again: there it is of
+    /// an ended process. If it has just come, it shows this in two cases:
     ///
-    /// - The batch has the same epoch as the other publisher's last batch, and a higher number. The other
-    ///   publisher's clock may be slow.
-    /// - A contest (two publishers claim the holder) is under way.
-    fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
+    /// - It does not tell when it was made.
+    /// - It has the same epoch as the other publisher's last batch, and a higher number. It is no redelivery then: the
+    ///   other publisher's clock may be slow.
+    fn is_alive(&self, batch: &EventBatch, clocks: &JobClocks) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
-        is_fresh(batch, unix_us) || goes_on || self.batches > 0
+        let is_recent = match batch.time_us {
+            Some(_) => is_fresh(batch, clocks.unix_us) || (goes_on && clocks.is_new),
+            None => clocks.is_new,
+        };
+        is_recent || self.batches > 0
     }
 
     /// Whether the holder is contested, and the other publisher was heard of recently, by the same limits as the believed
@@ -72,7 +78,7 @@ impl Holder {
     /// Notes a batch of another epoch, which is dropped. If the batch shows that another publisher is alive, the holder
     /// counts as contested from now on.
     pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
-        let is_alive = self.other.is_alive(batch, context.clocks.unix_us);
+        let is_alive = self.other.is_alive(batch, &context.clocks);
         if is_alive && self.other.batches == 0 {
             let believed = self.tracker.cursor().unwrap_or_default().epoch;
             let rank = self.writer.record().id.rank;
@@ -205,23 +211,41 @@ mod tests {
         assert!(!OtherPublisher::default().is_heard(0, &limits), "there is none");
     }
 
+    /// Returns the clocks of a job whose message has just come, or may have waited.
+    fn clocks(is_new: bool) -> JobClocks {
+        JobClocks {
+            monotonic_us: 0,
+            unix_us: NOW_US,
+            listening_us: 0,
+            seen_us: 0,
+            is_new,
+        }
+    }
+
     #[test]
     fn a_batch_that_comes_again_after_long_tells_of_nobody() {
         let none = OtherPublisher::default();
-        assert!(
-            none.is_alive(&made(9, None), NOW_US),
+        let is_alive = |other: OtherPublisher, batch: &EventBatch| {
+            [true, false].map(|is_new| other.is_alive(batch, &clocks(is_new)))
+        };
+        assert_eq!(
+            is_alive(none, &made(9, None)),
+            [true, false],
             "nobody knows when it was made"
         );
-        assert!(none.is_alive(&made(9, Some(NOW_US - FRESH_US)), NOW_US));
-        assert!(none.is_alive(&made(9, Some(u64::MAX)), NOW_US));
+        let recent = made(9, Some(NOW_US - FRESH_US));
+        assert_eq!(is_alive(none, &recent), [true; 2]);
+        assert_eq!(is_alive(none, &made(9, Some(u64::MAX))), [true; 2]);
         let old = |seq| made(seq, Some(NOW_US - FRESH_US - 1));
-        assert!(!none.is_alive(&old(9), NOW_US));
-        // The other publisher's clock is behind. Its next batch shows that it is alive.
+        assert_eq!(is_alive(none, &old(9)), [false; 2]);
+        // The other publisher's clock is behind. Its next batch shows that it is alive, unless the stream has kept it.
         let before = OtherPublisher {
             last: cursor_of(&old(9)),
             ..none
         };
-        assert!(before.is_alive(&old(10), NOW_US));
-        assert!(!before.is_alive(&old(9), NOW_US));
+        assert_eq!(is_alive(before, &old(10)), [true, false]);
+        assert_eq!(is_alive(before, &old(9)), [false; 2]);
+        let contested = OtherPublisher { batches: 1, ..none };
+        assert_eq!(is_alive(contested, &old(9)), [true; 2]);
     }
 }

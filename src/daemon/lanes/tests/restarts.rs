@@ -540,6 +540,27 @@ async fn held_batches_of_an_ended_epoch_are_no_contest() {
     );
 }
 
+/// A test that the batches of an ended epoch are no contest if a stream has kept them, as after a change of settings.
+#[tokio::test]
+async fn batches_of_an_ended_epoch_in_the_stream_are_no_contest() {
+    let scene = Scene::begin().await;
+    scene.receive(&in_epoch(2, 1, stores(10)).encode()).await;
+    let subject = "kvatlas.v1.events.llama.gpu-0";
+    for (seq, time_us) in [(1, Some(1)), (2, Some(2)), (3, None)] {
+        let kept = EventBatch {
+            time_us,
+            ..in_epoch(1, seq, stores(20))
+        };
+        let (payload, generation) = (kept.encode(), scene.trust.generation());
+        let kept_for = Duration::from_secs(60);
+        scene
+            .pool
+            .receive(subject, &payload, generation, kept_for, None)
+            .await;
+    }
+    assert!(scene.reasons().await.is_empty());
+}
+
 #[tokio::test]
 async fn a_contested_holder_whose_publishers_fell_silent_is_stale_too() {
     let contested = DegradedReasons::of(DegradedReason::Contested);
