@@ -112,6 +112,8 @@ pub struct RestoreOrigin {
     pub(super) generation: StreamGeneration,
     /// Time at which the snapshot was begun, by [`now_us`](super::clock::now_us).
     pub(super) taken_us: u64,
+    /// Whether the events stream is read from its beginning after the snapshot.
+    pub(super) has_whole_stream: bool,
 }
 
 impl RestoreOrigin {
@@ -121,6 +123,15 @@ impl RestoreOrigin {
         Self {
             generation,
             taken_us: now_us().saturating_sub(age_us),
+            has_whole_stream: false,
+        }
+    }
+
+    /// Returns the same origin, with a note whether the events stream is read from its beginning after the snapshot.
+    pub fn with_whole_stream(self, has_whole_stream: bool) -> Self {
+        Self {
+            has_whole_stream,
+            ..self
         }
     }
 }

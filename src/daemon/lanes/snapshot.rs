@@ -72,7 +72,7 @@ impl LanePool {
             }
         };
         if !holder.fits(namespace.indexer.settings()) {
-            return self.refuse(namespace, holder, frame).await;
+            return self.refuse(namespace, holder, frame, origin).await;
         }
         match frame {
             Frame::Stream(_) | Frame::Forest(_) => Ok(()),
@@ -134,27 +134,38 @@ impl LanePool {
 
     /// Restores a holder without its blocks, because they were stored under another hashing or block size than the
     /// namespace has now. Its publisher is asked for the full state.
+    ///
+    /// If the stream is read from its beginning, leaves the holder out. The stream brings the holder back, with its
+    /// blocks. To a restored holder, these batches would be duplicates.
     async fn refuse(
         &self,
         namespace: Arc<Namespace>,
         holder: &HolderFrame,
         frame: Frame,
+        origin: RestoreOrigin,
     ) -> Result<(), PoolError> {
         let Frame::Holder(frame) = frame else {
             return Ok(());
         };
         let settings = *namespace.indexer.settings();
+        let then = match origin.has_whole_stream {
+            true => "the stream is read for the holder's batches",
+            false => "the publisher is asked for its full state",
+        };
         self.metrics_of(&namespace.name).batch_dropped(
             DropReason::OtherSettings,
             holder.worker.as_str(),
             &format_args!(
-                "the snapshot has hashing {} and block_size {}, the namespace {} and {}; the publisher is asked for its full state",
+                "the snapshot has hashing {} and block_size {}, the namespace {} and {}; {then}",
                 holder.hashing.as_str(),
                 holder.block_size,
                 settings.hashing.as_str(),
                 settings.block_size.as_u32()
             ),
         );
+        if origin.has_whole_stream {
+            return Ok(());
+        }
         let restore = move |lane: &mut Lane, of: &RestoredHolder| {
             if let Some(holder) = lane.restored_holder(of) {
                 holder.refuse_blocks(&frame);

@@ -106,7 +106,8 @@ impl Restorer {
             let generation = cursor
                 .as_ref()
                 .map_or(StreamGeneration::default(), |_| self.trust.generation());
-            match self.apply(&path, generation, runtime) {
+            let has_whole_stream = self.stream.is_some() && cursor.is_none();
+            match self.apply(&path, (generation, has_whole_stream), runtime) {
                 Ok(()) => {
                     log_others(&snapshots.collect::<Vec<_>>());
                     return Ok(Some(self.restored(path, &content, cursor, started.elapsed())));
@@ -172,12 +173,18 @@ impl Restorer {
         is_same.then(|| cursor.clone())
     }
 
-    fn apply(&self, path: &Path, generation: StreamGeneration, runtime: &Handle) -> Result<(), ApplyError> {
+    fn apply(
+        &self,
+        path: &Path,
+        (generation, has_whole_stream): (StreamGeneration, bool),
+        runtime: &Handle,
+    ) -> Result<(), ApplyError> {
         let file = open(path).map_err(ApplyError::Snapshot)?;
         let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
         // The clock may have been set back. A time in the future does not tell the age.
         let age_us = unix_time_us().checked_sub(reader.created_us());
-        let origin = RestoreOrigin::new(generation, age_us.map_or(Duration::MAX, Duration::from_micros));
+        let age = age_us.map_or(Duration::MAX, Duration::from_micros);
+        let origin = RestoreOrigin::new(generation, age).with_whole_stream(has_whole_stream);
         let mut restored = Restoring::default();
         let applied = self.apply_frames(&mut reader, &mut restored, origin, runtime);
         if matches!(applied, Err(ApplyError::Snapshot(_))) {

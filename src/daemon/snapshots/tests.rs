@@ -1,5 +1,6 @@
 //! Tests of saving and restoring with real lanes.
 
+mod other_settings;
 mod walks;
 
 use std::path::Path;
@@ -37,14 +38,23 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self::keeping_back(Some(HoldingSettings {
+        Self::of(unbounded(4))
+    }
+
+    fn of(namespaces: Namespaces) -> Self {
+        let holding = HoldingSettings {
             bytes_per_holder_max: 1 << 20,
             wait_max: std::time::Duration::from_secs(60),
-        }))
+        };
+        Self::holding_back(namespaces, Some(holding))
     }
 
     fn keeping_back(holding: Option<HoldingSettings>) -> Self {
-        let namespaces = Arc::new(unbounded(4));
+        Self::holding_back(unbounded(4), holding)
+    }
+
+    fn holding_back(namespaces: Namespaces, holding: Option<HoldingSettings>) -> Self {
+        let namespaces = Arc::new(namespaces);
         let settings = LaneSettings {
             holding,
             ..settings()
