@@ -11,6 +11,10 @@ const (
 	riseInterval = time.Minute
 	// Clocks of several machines may differ by so much. A publisher that is not new any more takes no heed of less.
 	skewMax = 5 * time.Second
+	// An epoch may lie ahead of the clock by so much. By default, daemons drop batches of epochs further ahead.
+	aheadMax = 24 * time.Hour
+	// warningInterval is the shortest time between two warnings of epochs that are not believed.
+	warningInterval = time.Minute
 	// chunkBatchesMax is the most batches in one chunk of an answer.
 	chunkBatchesMax = 1024
 	// binBytes is what a chunk takes for each batch beside its bytes.
@@ -30,7 +34,15 @@ type outbox struct {
 	// room is how many bytes of batches a message may have now.
 	room int
 
-	started, risen time.Time
+	started, risen, warned time.Time
+}
+
+// A clock before this time has not been set, so nothing is known to lie ahead of it.
+var earliest = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// isFarAhead says whether daemons would drop the batches of an epoch above this one, because it lies too far ahead of the clock.
+func isFarAhead(known uint64, now time.Time) bool {
+	return !now.Before(earliest) && known > unixMicro(now.Add(aheadMax))
 }
 
 // newOutbox takes options that are complete.
@@ -102,15 +114,15 @@ func (o *outbox) decodeRequest(payload []byte) (*resyncRequest, error) {
 //
 // The clock of an earlier process was ahead, and daemons take this one for its predecessor. The epoch's first number is skipped: daemons that
 // are not answered now learn from the gap that there is more to ask for. Nothing is done where the other epoch has begun by the clock, so
-// that a younger process may have replaced this one, or where the last time was less than a minute ago: two that live would outdo each
-// other without end.
+// that a younger process may have replaced this one, where it lies so far ahead that daemons would drop all batches, or where the last time
+// was less than a minute ago: two that live would outdo each other without end.
 func (o *outbox) riseAbove(known uint64, now time.Time) bool {
 	begun := now
 	if now.Sub(o.started) > riseInterval {
 		begun = now.Add(skewMax)
 	}
 	isTooSoon := !o.risen.IsZero() && now.Sub(o.risen) < riseInterval
-	if known <= o.cursor.Epoch || known == math.MaxUint64 || known <= unixMicro(begun) || isTooSoon || o.hasLeft {
+	if known <= o.cursor.Epoch || known == math.MaxUint64 || known <= unixMicro(begun) || isFarAhead(known, now) || isTooSoon || o.hasLeft {
 		return false
 	}
 	o.risen = now

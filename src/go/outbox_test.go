@@ -214,6 +214,7 @@ func TestEpochsRise(t *testing.T) {
 		{"a lower epoch", own - 1, 0, false},
 		{"its own", own, 0, false},
 		{"one that cannot be topped", 1<<64 - 1, 0, false},
+		{"one that daemons drop", 4_000_000_000_000_000_000, 0, false},
 		{"a younger process", own + 1_000_000, 2 * time.Second, false},
 		{"one ahead of the clock", ahead, 2 * time.Second, true},
 		{"another one too soon", ahead + 1_000_000_000, 30 * time.Second, false},

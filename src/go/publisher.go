@@ -421,27 +421,32 @@ func (p *Publisher) answer(question *nats.Msg) {
 func (p *Publisher) answerTo(payload []byte) (answer, error) {
 	// The connection may hold its own lock for long.
 	room := payloadRoom(p.nats.MaxPayload())
-	request, made, begun, err := p.answerFrom(payload, room)
-	if begun > 0 {
+	made, said, err := p.answerFrom(payload, room)
+	if said != "" {
 		// The caller's function may ask the publisher for something.
-		p.options.Log(fmt.Sprintf("%s: a daemon knew epoch %d, so epoch %d begins", p.subject, *request.Epoch, begun))
+		p.options.Log(p.subject + ": " + said)
 	}
 	return made, err
 }
 
-// answerFrom makes an answer in which parts of it have so many bytes, and gives the epoch that has begun for it, if one has.
-func (p *Publisher) answerFrom(payload []byte, room int) (request *resyncRequest, made answer, begun uint64, err error) {
+// answerFrom makes an answer in which parts of it have so many bytes, and says what the log is to tell of the question's epoch, if anything.
+func (p *Publisher) answerFrom(payload []byte, room int) (made answer, said string, err error) {
 	p.lock.Lock()
 	defer p.lock.Unlock()
-	if request, err = p.outbox.decodeRequest(payload); err != nil {
-		return request, made, begun, err
+	request, err := p.outbox.decodeRequest(payload)
+	if err != nil {
+		return made, said, err
 	}
-	if p.outbox.riseAbove(*request.Epoch, time.Now()) {
-		begun = p.outbox.cursor.Epoch
+	known, now := *request.Epoch, time.Now()
+	if p.outbox.riseAbove(known, now) {
+		said = fmt.Sprintf("a daemon knew epoch %d, so epoch %d begins", known, p.outbox.cursor.Epoch)
+	} else if isFarAhead(known, now) && now.Sub(p.outbox.warned) >= warningInterval {
+		p.outbox.warned = now
+		said = fmt.Sprintf("epoch %d is more than a day ahead of this clock, and not believed", known)
 	}
 	p.outbox.room = room
 	made, err = p.outbox.answer(request)
-	return request, made, begun, err
+	return made, said, err
 }
 
 func (p *Publisher) refuse(question *nats.Msg, err error) {

@@ -51,6 +51,7 @@
 
 mod answer;
 mod cut;
+mod epochs;
 mod error;
 mod handle;
 mod options;

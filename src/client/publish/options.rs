@@ -53,7 +53,8 @@ pub enum Beginning {
     Epoch(u64),
     /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first
     /// batch number is skipped, so that daemons see a gap and ask for the blocks. This is for a caller that already
-    /// knows the holder's blocks.
+    /// knows the holder's blocks. A number that, read as microseconds, lies more than a day ahead of the clock does not
+    /// count: daemons would drop all batches.
     Above(u64),
     /// Continues after this batch, which an earlier incarnation of the publisher sent. The blocks of the earlier batches are not
     /// known here. So daemons can get the batches that are published from now on, but not the full state. The batch's

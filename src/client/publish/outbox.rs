@@ -9,6 +9,7 @@ use kvatlas_core::wire::{
 };
 
 use super::cut::{CutBounds, cut_events};
+use super::epochs::{RISE_US, SKEW_US, first_of, is_far_ahead, second_above};
 use super::options::{Beginning, PublisherOptions};
 use super::profile::ToldProfile;
 use super::ring::Ring;
@@ -285,6 +286,8 @@ impl Outbox {
     /// - This machine's clock has already passed the time for which the epoch `known` stands. Then a process that was
     ///   started after this one may have begun that epoch. If this publisher was not newly started, a time up to
     ///   [`SKEW_US`] ahead of the clock counts as passed, too.
+    /// - `known` [is too far ahead](is_far_ahead) of this machine's clock: daemons would drop all batches of an epoch
+    ///   above it.
     /// - An earlier call began an epoch less than a minute ago. Without this pause, two living publishers of one holder
     ///   would begin higher and higher epochs without end.
     pub(super) fn rise_above(&mut self, known: u64, clocks: Clocks) -> bool {
@@ -300,7 +303,7 @@ impl Outbox {
         let Some(above) = known.checked_add(1).filter(|_| known > self.cursor.epoch) else {
             return false;
         };
-        if is_older || has_begun || is_too_soon {
+        if is_older || has_begun || is_too_soon || is_far_ahead(known, clocks.unix_us) {
             return false;
         }
         self.risen_us = Some(clocks.monotonic_us);
@@ -327,15 +330,16 @@ impl Outbox {
     /// tells the doubts. Events that were still waiting are dropped, because the full state contains them.
     pub(super) fn take_turn(&mut self, known: u64, clocks: Clocks) -> SealedBatch {
         self.open = None;
-        self.go_on_above(known.max(self.cursor.epoch), clocks);
+        self.go_on_above(known, clocks);
         let doubted = (!self.doubts.is_empty()).then_some(Event::Doubted(self.doubts));
         self.number(Tier::DEVICE, doubted.into_iter().collect(), clocks)
     }
 
-    /// Begins an epoch with a number above `known`, in which the holder keeps all its blocks. The first batch gets
+    /// Begins an epoch with a number above `known` and above the last epoch, in which the holder keeps all its blocks. The first batch gets
     /// number 2, not 1. So daemons see a gap, and ask for the blocks.
     fn go_on_above(&mut self, known: u64, clocks: Clocks) {
-        self.cursor = second_above(known, clocks.unix_us);
+        let next = self.cursor.epoch.saturating_add(1);
+        self.cursor = second_above(known, clocks.unix_us.max(next));
         self.profile.begin_epoch();
         self.made_us = Some(clocks.unix_us);
         self.ring = Ring::of(&self.options, 1);
@@ -354,24 +358,6 @@ impl Outbox {
         self.profile.begin_epoch();
         self.has_left = false;
     }
-}
-
-/// Time after its start for which a publisher counts as newly started, in microseconds. It is also the shortest time
-/// between two epochs that [`Outbox::rise_above`] begins.
-const RISE_US: u64 = 60_000_000;
-/// Largest tolerated difference between the clocks of two machines, in microseconds.
-const SKEW_US: u64 = 5_000_000;
-
-/// Returns the cursor of batch number 1 in an epoch above `known`. No such batch exists: the first batch gets number 2.
-fn second_above(known: u64, unix_us: u64) -> BatchCursor {
-    BatchCursor {
-        epoch: unix_us.max(known.saturating_add(1)),
-        seq: 1,
-    }
-}
-
-fn first_of(epoch: u64) -> BatchCursor {
-    BatchCursor { epoch, seq: 0 }
 }
 
 #[cfg(test)]
@@ -526,6 +512,12 @@ mod tests {
             ..PublisherOptions::default()
         });
         assert!(!continuing.rise_above(6, at(2)));
+        // Daemons would drop all that comes in an epoch above it.
+        let (now_us, mut asked) = (1_800_000_000_000_000, outbox(PublisherOptions::default()));
+        assert!(!asked.rise_above(4_000_000_000_000_000_000, at(now_us)));
+        assert!(asked.rise_above(now_us + MINUTE, at(now_us)));
+        asked.take_turn(u64::MAX, at(now_us));
+        assert_eq!(asked.cursor.epoch, now_us + MINUTE + 2);
     }
 
     #[test]

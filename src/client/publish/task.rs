@@ -15,6 +15,7 @@ use kvatlas_core::wire::{
 
 use crate::clock::unix_time_us;
 
+use super::epochs::is_far_ahead;
 use super::error::PublisherError;
 use super::handle::PublisherShared;
 use super::outbox::{Clocks, Outbox, SealedBatch};
@@ -80,7 +81,12 @@ pub(super) struct Task {
     beats_until: Option<Instant>,
     /// Error of a batch that could not be sent, kept until a flush reports it.
     failure: Option<SendError>,
+    /// Time at which the log last told of an epoch that lies too far ahead.
+    warned_at: Option<Instant>,
 }
+
+/// Shortest time between two warnings of epochs that are not believed.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns the time on both clocks.
 pub(super) fn clocks(started: Instant) -> Clocks {
@@ -119,6 +125,7 @@ impl Task {
             heartbeat_at,
             beats_until: None,
             failure: None,
+            warned_at: None,
         }
     }
 
@@ -374,10 +381,14 @@ impl Task {
         Ok(answer.chunks)
     }
 
-    /// Begins an epoch above `known`, the epoch that a daemon knows, if `known` is higher than this publisher's epoch.
+    /// Begins an epoch above `known`, the epoch that a daemon knows, if `known` is higher than this publisher's epoch
+    /// and can be believed.
     fn rise_above(&mut self, known: u64) {
-        let before = self.outbox.cursor.epoch;
-        if !self.outbox.rise_above(known, self.clocks()) {
+        let (before, clocks) = (self.outbox.cursor.epoch, self.clocks());
+        if !self.outbox.rise_above(known, clocks) {
+            if is_far_ahead(known, clocks.unix_us) {
+                self.warn_of(known);
+            }
             return;
         }
         let epoch = self.outbox.cursor.epoch;
@@ -390,6 +401,22 @@ impl Task {
         );
         // Other daemons learn of the new epoch at once.
         self.heartbeat_at = Instant::now();
+    }
+
+    /// Tells in the log, once a minute at most, that an epoch is not believed.
+    fn warn_of(&mut self, known: u64) {
+        let now = Instant::now();
+        if self.warned_at.is_some_and(|at| now - at < WARNING_INTERVAL) {
+            return;
+        }
+        self.warned_at = Some(now);
+        tracing::warn!(
+            subject = self.subject,
+            epoch = self.outbox.cursor.epoch,
+            known,
+            "a question names an epoch more than a day ahead of this machine's clock, which is not believed: see to the clocks, \
+             or have the daemon that knows it forget the worker"
+        );
     }
 
     /// Reads the full state from the publisher's caller, who keeps it. Before that, sends all events that the state

@@ -39,7 +39,7 @@ from ._checks import all_of, check_type, unsigned
 from ._connection import Refusal, confirm, error_of, refusals_of, unless_refused
 from ._publish.calls import BeginEpoch, CallQueue, Command, Flush, Heartbeats, Publish, SetProfile
 from ._publish.options import Acknowledged, PublisherOptions
-from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch, room_of
+from ._publish.outbox import RISE, Clocks, Outbox, ResyncRequest, SealedBatch, is_far_ahead, room_of
 from .errors import (
     BatchTooLargeError,
     ConnectionFailedError,
@@ -128,6 +128,7 @@ class Publisher:
         self._subject = subject
         self._options = options
         self._outbox = Outbox(options, rank, _clocks())
+        self._warned = float("-inf")
         self._queue = CallQueue(options.queue_batches_max, options.queue_bytes_max)
         self._heartbeat_at = time.monotonic() + options.heartbeat_interval
         self._beats = True
@@ -551,9 +552,13 @@ class Publisher:
             if len(self._answers) >= self._options.answers_max:
                 raise refusal(503, "this publisher answers others; ask again")
             request, clocks = ResyncRequest.decode(question.data), _clocks()
-            if self._outbox.rise_above(request.cursor.epoch, clocks):
-                known, epoch = request.cursor.epoch, self._outbox.cursor.epoch
+            known = request.cursor.epoch
+            if self._outbox.rise_above(known, clocks):
+                epoch = self._outbox.cursor.epoch
                 _LOG.warning("a daemon knew epoch %d of %s, so epoch %d begins", known, self._subject, epoch)
+            elif is_far_ahead(known, clocks.unix_us) and clocks.monotonic - self._warned >= RISE:
+                self._warned = clocks.monotonic
+                _LOG.warning("epoch %d of %s is more than a day ahead of this clock, and not believed", known, self._subject)
             self._outbox.note_server_limit(self._nats.max_payload)
             answer = self._outbox.answer(request, clocks)
         except RefusedError as refused:

@@ -114,6 +114,10 @@ def test_an_epoch_is_put_above_the_one_that_a_daemon_knows() -> None:
     assert not old.rise_above(100, Clocks(61.0, 200))
     assert not old.rise_above(300, Clocks(61.0, 200)), "clocks may differ"
     assert old.rise_above(6_000_000, Clocks(61.0, 200)), "by the clock it has not begun"
+    now_us = 1_800_000_000_000_000
+    asked = Outbox(PublisherOptions(), 0, Clocks(0.0, now_us))
+    assert not asked.rise_above(4_000_000_000_000_000_000, Clocks(1.0, now_us)), "daemons would drop all that comes in one above"
+    assert asked.rise_above(now_us + 60_000_000, Clocks(1.0, now_us))
 
 
 def test_a_holder_comes_back_in_the_last_epoch_where_there_is_none_above() -> None:

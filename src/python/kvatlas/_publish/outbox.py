@@ -33,6 +33,12 @@ RISE: Final = 60.0
 SKEW_US: Final = 5_000_000
 """Clocks of several machines may differ by so many microseconds. A publisher that is not new any more takes no heed of less."""
 
+_AHEAD_US: Final = 86_400_000_000
+"""By so many microseconds an epoch may lie ahead of the clock: a day. By default, daemons drop batches of epochs further ahead."""
+
+_SET_US: Final = 1_767_225_600_000_000
+"""The year 2026 in microseconds. A clock before that has not been set, so nothing is known to lie ahead of it."""
+
 CHUNK_BATCHES_MAX: Final = 1024
 """Most batches in one chunk of an answer."""
 
@@ -51,6 +57,11 @@ class Clocks(NamedTuple):
 
     monotonic: float
     unix_us: int
+
+
+def is_far_ahead(known: int, unix_us: int) -> bool:
+    """Whether daemons would drop the batches of an epoch above this one, because it lies too far ahead of the clock."""
+    return unix_us >= _SET_US and known > unix_us + _AHEAD_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +267,15 @@ class Outbox:
         skipped: daemons that are not answered now learn from the gap that there is more to ask for.
 
         Nothing is done where the blocks of earlier batches are not known, where the other epoch has begun by the clock, so that
-        a younger process may have replaced this one, or where the last time was less than a minute ago: two that live would
-        outdo each other without end.
+        a younger process may have replaced this one, where it lies so far ahead that daemons would drop all batches, or where
+        the last time was less than a minute ago: two that live would outdo each other without end.
         """
         is_older = self.options.after is not None or self._has_left
         tolerated = SKEW_US if clocks.monotonic > self._new_until else 0
         has_begun = known <= clocks.unix_us + tolerated
         is_too_soon = clocks.monotonic - self._risen < RISE
         is_above = self.cursor.epoch < known < U64_MAX
-        if not is_above or is_older or has_begun or is_too_soon:
+        if not is_above or is_older or has_begun or is_too_soon or is_far_ahead(known, clocks.unix_us):
             return False
         self._risen = clocks.monotonic
         self.cursor = Cursor(max(clocks.unix_us, known + 1), 1)
