@@ -66,11 +66,12 @@ fn missing(reply: &QueryReply) -> (u32, Vec<u32>) {
     (gathered.shards, gathered.missing)
 }
 
-/// Waits until an answer to `queries` names all workers, and returns this answer.
+/// Waits until an answer to `queries` names all workers and is exact, and returns this answer. Before, a worker's first
+/// batch may still be being applied.
 async fn all_known(queries: &QueryClient) -> QueryReply {
     eventually("all workers are known", async || {
         let reply = queries.query(&namespace(), query(None)).await.ok()?;
-        (reply.holders.len() == WORKERS as usize).then_some(reply)
+        (reply.holders.len() == WORKERS as usize && reply.is_exact()).then_some(reply)
     })
     .await
 }
