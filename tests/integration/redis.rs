@@ -7,8 +7,8 @@ use std::time::Duration;
 use kvatlas_client::ClientError;
 use kvatlas_core::hash::{BlockHash, BlockSize, SequenceHash};
 use kvatlas_core::wire::{
-    ErrorCode, Event, ModelKey, NamespaceName, QueryKey, RemovedBlocks, Shard, SingleQuery, StoredBlocks,
-    Tier, worker_of_instance,
+    ErrorCode, Event, ModelKey, NamespaceName, QueryKey, RemovedBlocks, Resumable, Shard, SingleQuery,
+    StoredBlocks, Tier, worker_of_instance,
 };
 use kvatlas_daemon::Daemon;
 use serde::Deserialize;
@@ -263,6 +263,38 @@ async fn a_pipeline_may_come_in_parts_and_prompts_may_follow_each_other() {
     // A key in the middle of a prompt finds nothing without the keys before it.
     router.exchange("PING\r\n", "+PONG\r\n").await;
     router.exchange(&hkeys(&all[2..3]), "*0\r\n").await;
+    daemon.stop().await;
+}
+
+/// A worker with windows or states can reuse its blocks only from where it has kept the state.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_of_which_only_the_whole_can_be_reused_may_come_in_parts() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    let stored = Event::Stored(StoredBlocks {
+        resumable: Resumable::from_flags([false, false, false, false, false, true]),
+        ..StoredBlocks::by_sequence(None, None, keys(6))
+    });
+    publisher(&client, "a")
+        .publish(Tier::DEVICE, vec![stored])
+        .await
+        .unwrap();
+    settles(&client, 6).await;
+    let (all, one) = (hkeys(&keys(6)), format!("*1\r\n{}", field("a", "gpu")));
+    let mut router = Router::connect(&daemon).await;
+    let whole = one.repeat(6);
+    router.exchange(&all, &whole).await;
+    for cut in [all.len() / 3 + 1, all.len() - 1] {
+        // The reply to the first command shows that the part has been read.
+        router.write(format!("PING\r\n{}", &all[..cut]).as_bytes()).await;
+        router.read_like("+PONG\r\n").await;
+        router.exchange(&all[cut..], &whole).await;
+    }
+    // The first part seems to be a prompt.
+    router.write(hkeys(&keys(6)[..2]).as_bytes()).await;
+    assert_eq!(router.read_like("*0\r\n*0\r\n").await, "*0\r\n*0\r\n");
+    router.exchange(&hkeys(&keys(6)[2..]), &one.repeat(4)).await;
     daemon.stop().await;
 }
 

@@ -114,6 +114,7 @@ mod tests {
                 rank: 1,
             },
             blocks: matched_blocks,
+            matched_blocks,
             near_blocks,
             is_exact,
             near_exact: [is_exact; 2],

@@ -210,6 +210,7 @@ mod tests {
         FoundHolder {
             id: HolderId { worker, rank },
             blocks: matched_blocks,
+            matched_blocks,
             is_exact: true,
             near_exact: [true; 2],
             near_blocks,

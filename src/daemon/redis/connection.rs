@@ -66,6 +66,7 @@ pub(super) async fn serve(
         input: BytesMut::new(),
         bytes_min: 0,
         due: None,
+        keys: Vec::new(),
         room: None,
         replies: ReplyBuffer::default(),
         chain: PromptChain::default(),
@@ -97,6 +98,8 @@ struct RedisConnection<'p> {
     bytes_min: usize,
     /// Time by which the command that has begun to arrive must have arrived in full; `None` between two commands.
     due: Option<tokio::time::Instant>,
+    /// Keys of the last `HKEYS` commands. They wait for the rest of their pipeline while it arrives.
+    keys: Vec<u64>,
     /// Share of the common memory that the connection uses in addition to its own memory.
     room: Option<OwnedSemaphorePermit>,
     replies: ReplyBuffer,
@@ -137,7 +140,7 @@ impl RedisConnection<'_> {
         let timeout = self.door.config.request_timeout;
         self.due.get_or_insert_with(|| now() + timeout);
         // Further bytes that have come already most likely belong to the same pipeline.
-        while self.input.len() < self.command_bytes_max() && self.reserve() {
+        while self.bytes_waiting() < self.command_bytes_max() && self.reserve() {
             match self.stream.try_read_buf(&mut self.input) {
                 Ok(1..) => {}
                 Ok(0) => break,
@@ -157,10 +160,15 @@ impl RedisConnection<'_> {
         }
     }
 
+    /// Returns the length of all that has arrived and has not been answered: bytes, and the keys of `HKEYS` commands.
+    fn bytes_waiting(&self) -> usize {
+        self.input.len() + size_of_val(self.keys.as_slice())
+    }
+
     /// Reserves memory to read more bytes after the bytes that have arrived. Returns false if there is not enough
     /// shared memory.
     fn reserve(&mut self) -> bool {
-        let units = self.input.len().div_ceil(ROOM_UNIT);
+        let units = self.bytes_waiting().div_ceil(ROOM_UNIT);
         let held = self.room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if units > held {
             let more = u32::try_from(units - held).unwrap_or(u32::MAX);
@@ -185,7 +193,7 @@ impl RedisConnection<'_> {
         self.replies.clear(PIECE_BYTES);
     }
 
-    /// Answers all commands that have arrived in full.
+    /// Answers all commands that have arrived in full, except the last `HKEYS` commands of a pipeline that still arrives.
     async fn answer(&mut self) -> io::Result<Goes> {
         let mut goes = Goes::On;
         if self.input.len() >= self.bytes_min {
@@ -195,7 +203,7 @@ impl RedisConnection<'_> {
             (answered, goes) = self.answer_whole(&input).await?;
             input.advance(answered);
             self.input = input;
-            if answered > 0 {
+            if answered > 0 && self.keys.is_empty() {
                 self.due = (!self.input.is_empty()).then(|| now() + self.door.config.request_timeout);
             }
         }
@@ -210,9 +218,11 @@ impl RedisConnection<'_> {
 
     /// Answers the commands of `input` that are whole. Returns their length in bytes, and whether the connection goes
     /// on. Notes how many bytes the next command needs.
+    ///
+    /// If `input` ends inside a command, the pipeline goes on, so the keys of the last `HKEYS` commands wait for it. A
+    /// search for the beginning of a prompt may find nothing at a holder of windows or states that has the whole prompt.
     async fn answer_whole(&mut self, input: &[u8]) -> io::Result<(usize, Goes)> {
         let (mut at, mut goes) = (0, Goes::On);
-        let mut keys: Vec<u64> = Vec::new();
         self.bytes_min = 0;
         while goes == Goes::On {
             let ParsedCommand { words, bytes } = match read_command(input.get(at..).unwrap_or_default()) {
@@ -222,7 +232,7 @@ impl RedisConnection<'_> {
                     break;
                 }
                 Err(error) => {
-                    self.look_up(&mut keys).await?;
+                    self.look_up().await?;
                     self.cut(RedisRefusal::Protocol, &format!("ERR {error}")).await?;
                     return Ok((input.len(), Goes::Away));
                 }
@@ -235,10 +245,10 @@ impl RedisConnection<'_> {
                 && self.door.commands.knows(&self.session)
                 && let Some(key) = key_of(key)
             {
-                keys.push(key);
+                self.keys.push(key);
                 continue;
             }
-            self.look_up(&mut keys).await?;
+            self.look_up().await?;
             // A look-up after another command belongs to another prompt.
             self.chain.end();
             goes = self.carry_out(&words);
@@ -246,7 +256,10 @@ impl RedisConnection<'_> {
                 self.write().await?;
             }
         }
-        self.look_up(&mut keys).await?;
+        let rest = input.len() - at;
+        if rest == 0 || rest + self.bytes_waiting() >= self.command_bytes_max() {
+            self.look_up().await?;
+        }
         self.write().await?;
         Ok((at, goes))
     }
@@ -271,11 +284,11 @@ impl RedisConnection<'_> {
     }
 
     /// Looks up the collected keys of a pipeline in one search, and writes the reply to each key.
-    async fn look_up(&mut self, keys: &mut Vec<u64>) -> io::Result<()> {
+    async fn look_up(&mut self) -> io::Result<()> {
+        let keys = std::mem::take(&mut self.keys);
         if keys.is_empty() {
             return Ok(());
         }
-        let keys = std::mem::take(keys);
         let door = Arc::clone(&self.door);
         let part = door.prefixes.ask(&mut self.chain, &keys).await;
         let guesses = &door.commands.guesses;

@@ -2,8 +2,8 @@
 //!
 //! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have
 //! arrived together (a *part* of the pipeline) are looked up in one search. A later part may continue the prompt of the
-//! previous part, or begin a new prompt. The keys themselves do not show whether they continue a prompt. But a
-//! continuation is of use only where a pod holds the previous parts and more. So this is tried first, in a search that
+//! previous part, or begin a new prompt. A part that ends inside a command waits for the rest (`connection`). The keys themselves do not show whether they continue a prompt. But a
+//! continuation is of use only where a worker holds the previous parts and more. So this is tried first, in a search that
 //! does not count as an answer. Then the part is searched as the continuation, or as a new prompt.
 
 use std::collections::{HashMap, HashSet};
@@ -91,7 +91,7 @@ impl PipelinePart {
 #[derive(Debug, Default)]
 pub(super) struct PromptChain {
     keys: Vec<SequenceHash>,
-    /// Whether a pod holds all of the keys. Only then is the next part of the pipeline tried as a continuation of this
+    /// Whether a worker holds all of the keys, also if a request can reuse only some of them. Only then is the next part of the pipeline tried as a continuation of this
     /// prompt.
     is_held: bool,
 }
@@ -158,14 +158,11 @@ impl Prefixes {
         self.search(chain, keys, 0).await
     }
 
-    /// Whether a pod holds more of the prompt `keys` than its first `blocks` blocks. In a gateway, the shards count this
+    /// Whether a worker holds more of the prompt `keys` than its first `blocks` blocks. In a gateway, the shards count this
     /// search as an answer nevertheless.
     async fn is_held_beyond(&self, blocks: usize, keys: Vec<SequenceHash>) -> bool {
         let key = self.key_of(keys);
-        let is_deeper = |holder: &FoundHolder| {
-            let certain = holder.certain().filter(|_| !is_pool(&holder.id.worker));
-            certain.is_some_and(|certain| certain.blocks as usize > blocks)
-        };
+        let is_deeper = |holder: &FoundHolder| holder.matched_blocks as usize > blocks;
         for name in self.names().await {
             let found = self.source.find_uncounted(&name, &key).await;
             if found.is_ok_and(|found| found.holders.iter().any(is_deeper)) {
@@ -191,7 +188,9 @@ impl Prefixes {
             pods: pods(&holders, knows),
             namespace,
         };
-        chain.is_held = part.pods.first().is_some_and(|pod| pod.depth() as usize >= asked);
+        chain.is_held = holders
+            .iter()
+            .any(|holder| holder.matched_blocks as usize >= asked);
         if let QueryKey::SequenceHashes(keys) = key {
             chain.keys = keys;
         }
@@ -312,6 +311,7 @@ mod tests {
             id: HolderId { worker, rank },
             blocks,
             near_blocks,
+            matched_blocks: blocks,
             is_exact,
             near_exact: [is_exact; 2],
             address: None,
