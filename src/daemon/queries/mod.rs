@@ -52,7 +52,7 @@ mod whole;
 pub(crate) use answer::{
     Answerer, AnyReply, Found, FoundHolder, described, dialect_query, report, unsized_holders, with_wait,
 };
-#[cfg(any(feature = "grpc", feature = "redis"))]
+#[cfg(feature = "grpc")]
 pub(crate) use heavy::HeavyRequest;
 pub(crate) use heavy::HeavyTurns;
 #[cfg(feature = "dynamo")]

@@ -12,13 +12,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::queries::{HeavyRequest, HeavyTurns};
 use kvatlas_config::RedisConfig;
 use kvatlas_process::listener::Place;
 use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
 use super::commands::{Commands, Goes, RedisSession, is, key_of};
-use super::prefixes::{PipelinePart, Prefixes, PromptChain};
+use super::prefixes::{Prefixes, PromptChain};
 use super::resp::{ParsedCommand, ReadCommand, ReplyBuffer, read_command};
 
 /// Length of the collected replies at which they are sent to the client, in bytes.
@@ -34,7 +33,6 @@ const ROOM_UNIT: usize = 1 << 10;
 pub(super) struct RedisDoor {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
-    pub(super) heavy_turns: Arc<HeavyTurns>,
     /// Memory for long commands, shared by all connections. Each connection has [`READ_BYTES`] of its own, and needs
     /// the shared memory for more. One permit stands for [`ROOM_UNIT`] bytes.
     pub(super) room: Arc<Semaphore>,
@@ -283,7 +281,8 @@ impl RedisConnection<'_> {
         commands.carry_out(&mut self.session, words, Instant::now(), &mut self.replies)
     }
 
-    /// Looks up the collected keys of a pipeline in one search, and writes the reply to each key.
+    /// Looks up the collected keys of a pipeline in one search, and writes the reply to each key. The replies are made
+    /// in pieces, each when the client has taken the one before. Making a piece takes less than a millisecond.
     async fn look_up(&mut self) -> io::Result<()> {
         let keys = std::mem::take(&mut self.keys);
         if keys.is_empty() {
@@ -292,34 +291,15 @@ impl RedisConnection<'_> {
         let door = Arc::clone(&self.door);
         let part = door.prefixes.ask(&mut self.chain, &keys).await;
         let guesses = &door.commands.guesses;
-        let guessed = guesses.count(&keys, Instant::now());
-        let heavy = match self.heavy(&part, part.entries(keys.len()) + guessed) {
-            Ok(heavy) => heavy,
-            Err(text) => {
-                for _ in &keys {
-                    door.commands.refuse(RedisRefusal::Busy, &text, &mut self.replies);
-                }
-                return Ok(());
-            }
-        };
-        let mut rest = keys.iter().enumerate().peekable();
-        while rest.peek().is_some() {
-            let turn = match &heavy {
-                Some(heavy) => heavy.turn().await,
-                None => None,
+        let are_guessed = guesses.has_any(keys.iter().copied(), Instant::now());
+        for (place, key) in keys.iter().enumerate() {
+            // Guesses are looked up for one key at a time: a key may have a thousand guesses, and a pipeline may repeat
+            // the key many times.
+            let own = match are_guessed {
+                true => guesses.of(*key, Instant::now()),
+                false => Vec::new(),
             };
-            while self.replies.bytes().len() < PIECE_BYTES
-                && let Some((place, key)) = rest.next()
-            {
-                // Guesses are looked up for one piece of the reply at a time: a key may have a thousand guesses, and a
-                // pipeline may repeat the key many times.
-                let own = match guessed {
-                    0 => Vec::new(),
-                    _ => guesses.of(*key, Instant::now()),
-                };
-                part.reply(place, &own, &mut self.replies);
-            }
-            drop(turn);
+            part.reply(place, &own, &mut self.replies);
             if self.replies.bytes().len() >= PIECE_BYTES {
                 self.write().await?;
             }
@@ -328,16 +308,6 @@ impl RedisConnection<'_> {
         let answered = &door.commands.metrics.commands;
         answered.get(RedisCommand::Hkeys).increment(count);
         Ok(())
-    }
-
-    /// Registers this answer in the queue of heavy requests if it has many entries. Returns `None` if it has few. A
-    /// namespace has one queue, in which answers are made one after the other. Fails if too much work waits.
-    fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
-        let Some(namespace) = &part.namespace else {
-            return Ok(None);
-        };
-        let entered = self.door.heavy_turns.enter_if_heavy(namespace, entries);
-        entered.map_err(|error| format!("ERR {}", error.text))
     }
 
     /// Writes the replies that have been made so far to the client.

@@ -151,18 +151,6 @@ impl Guesses {
         })
     }
 
-    /// Returns the number of guesses for `keys`. The guesses of a repeated key are counted each time.
-    pub(super) fn count(&self, keys: &[u64], now: Instant) -> u64 {
-        self.with(now, |kept| match kept.by_key.is_empty() {
-            true => 0,
-            false => keys
-                .iter()
-                .filter_map(|key| kept.by_key.get(key))
-                .map(|guesses| guesses.len() as u64)
-                .sum(),
-        })
-    }
-
     /// Returns the fields that routers have written for a key as guesses (predictions of where the block will be).
     pub(super) fn of(&self, key: u64, now: Instant) -> Vec<Arc<[u8]>> {
         self.with(now, |kept| {
@@ -228,7 +216,6 @@ mod tests {
             guesses.add(1, &number.to_le_bytes(), now);
         }
         assert_eq!(fields(&guesses, 1, now).len(), PER_KEY_MAX);
-        assert_eq!(guesses.count(&[1, 2, 1], now), 2 * PER_KEY_MAX as u64);
         assert!(!guesses.remove(1, &0_usize.to_le_bytes(), now), "the oldest");
     }
 

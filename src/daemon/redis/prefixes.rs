@@ -62,18 +62,9 @@ pub(super) struct PipelinePart {
     offset: usize,
     /// Pods that hold leading blocks, the one with the most blocks first.
     pods: Vec<Pod>,
-    /// First namespace in which pods were found.
-    pub(super) namespace: Option<NamespaceName>,
 }
 
 impl PipelinePart {
-    /// Returns the number of pods' entries in the replies to this part, all replies together. `keys` is the number of
-    /// keys in the part.
-    pub(super) fn entries(&self, keys: usize) -> u64 {
-        let of_pod = |pod: &Pod| (pod.depth() as usize).saturating_sub(self.offset).min(keys) as u64;
-        self.pods.iter().map(of_pod).sum()
-    }
-
     /// Writes the reply to one key of the part, the key at position `place`. The entries come in this order: first the
     /// routers' own `guesses`, then the entries of the pods.
     pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut ReplyBuffer) {
@@ -118,8 +109,6 @@ pub(super) struct Prefixes {
 #[derive(Default)]
 struct PrefixHolders {
     holders: Vec<FoundHolder>,
-    /// First namespace in which holders were found.
-    namespace: Option<NamespaceName>,
     /// All searched namespaces.
     searched: Vec<NamespaceName>,
 }
@@ -177,16 +166,11 @@ impl Prefixes {
     async fn search(&self, chain: &mut PromptChain, keys: Vec<SequenceHash>, offset: usize) -> PipelinePart {
         let asked = keys.len();
         let key = self.key_of(keys);
-        let PrefixHolders {
-            holders,
-            namespace,
-            searched,
-        } = self.find(&key).await;
+        let PrefixHolders { holders, searched } = self.find(&key).await;
         let knows = |worker: &WorkerName| searched.iter().any(|name| self.source.knows_worker(name, worker));
         let part = PipelinePart {
             offset,
             pods: pods(&holders, knows),
-            namespace,
         };
         chain.is_held = holders
             .iter()
@@ -231,16 +215,16 @@ impl Prefixes {
                 Ok(found) => {
                     self.count(name, &found, begun.elapsed());
                     held.holders.extend(found.holders);
-                    held.namespace = held.namespace.or_else(|| Some(name.clone()));
                 }
             }
         }
-        if let (None, Some((name, found, elapsed))) = (&held.namespace, empty) {
-            self.count(name, &found, elapsed);
-        }
-        match held.namespace {
-            Some(_) => self.misses.found(),
-            None => self.misses.missed(&self.source, &names),
+        if !held.holders.is_empty() {
+            self.misses.found();
+        } else {
+            if let Some((name, found, elapsed)) = empty {
+                self.count(name, &found, elapsed);
+            }
+            self.misses.missed(&self.source, &names);
         }
         held.searched = names;
         held
@@ -369,8 +353,6 @@ mod tests {
             pods: pods(&holders, |_| false),
             ..PipelinePart::default()
         };
-        assert_eq!(part.entries(100), 9);
-        assert_eq!(part.entries(2), 4);
         for (place, tier) in [(0, "gpu"), (1, "cpu"), (2, "storage"), (3, "storage")] {
             let reply = reply(&part, place);
             let one = format!("\"PodIdentifier\":\"10.0.0.1:8000\",\"DeviceTier\":\"{tier}\"");
@@ -389,7 +371,6 @@ mod tests {
         let part = PipelinePart {
             offset: 3,
             pods: pods(&[holder("a", 0, [4, 4], 4, true)], |_| false),
-            namespace: None,
         };
         let mut replies = ReplyBuffer::default();
         part.reply(0, &[b"guess"], &mut replies);

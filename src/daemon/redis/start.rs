@@ -32,7 +32,6 @@ pub(crate) async fn start_redis(shared: &Shared, stage: &Stage) -> Result<Option
             metrics: RedisMetrics::new(),
         },
         prefixes: Prefixes::new(shared.source().await?, Arc::clone(&shared.readiness)),
-        heavy_turns: Arc::clone(&shared.heavy_turns),
         room: RedisDoor::room(config.max_receiving_bytes),
         config: config.clone(),
     });

@@ -35,8 +35,6 @@ label_values! {
         Protocol => "protocol",
         /// The command is too long, or all waiting commands together take too much room; the connection ends.
         TooLarge => "too_large",
-        /// Too many large answers about the namespace wait already.
-        Busy => "busy",
     }
 }
 
