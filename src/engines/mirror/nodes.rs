@@ -108,6 +108,8 @@ pub(super) struct Nodes {
     slots: HashTable<u32>,
     hasher: DefaultHashBuilder,
     caches: Vec<Cache>,
+    /// False if certainly no block is in doubt.
+    may_have_doubted: bool,
 }
 
 impl Nodes {
@@ -123,6 +125,7 @@ impl Nodes {
             slots: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
             caches: Vec::new(),
+            may_have_doubted: false,
         }
     }
 
@@ -190,6 +193,7 @@ impl Nodes {
     }
 
     pub(super) fn set_held(&mut self, slot: Slot, held: BlockState) {
+        self.may_have_doubted |= held.is_doubted();
         if let Some(node) = self.get_mut(slot) {
             node.held = held;
         }
@@ -360,6 +364,7 @@ impl Nodes {
     }
 
     fn change_held(&mut self, from: &[BlockState], to: BlockState) {
+        self.may_have_doubted |= to.is_doubted();
         let is_meant = |node: &&mut MirrorNode| !node.is_free && from.contains(&node.held);
         for node in self.nodes.iter_mut().filter(is_meant) {
             node.held = to;
@@ -382,8 +387,12 @@ impl Nodes {
         self.slots.len() >= self.nodes_max - self.nodes_max / 8
     }
 
-    /// Marks all doubted blocks as not held. Returns whether there were any.
+    /// Marks all doubted blocks as not held. Returns whether there were any. Looks at all blocks only if some may be in
+    /// doubt.
     pub(super) fn forget_doubted(&mut self) -> bool {
+        if !std::mem::take(&mut self.may_have_doubted) {
+            return false;
+        }
         let mut any = false;
         let doubted = |node: &&mut MirrorNode| !node.is_free && node.held.is_doubted();
         for node in self.nodes.iter_mut().filter(doubted) {
@@ -462,5 +471,25 @@ impl Nodes {
                 child = next.get(child as usize).copied().unwrap_or(NONE);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_looked_at_for_doubts_only_if_some_may_be_in_doubt() {
+        let mut nodes = Nodes::new(BlockSize::DEFAULT, 1 << 20);
+        let tokens = vec![0; BlockSize::DEFAULT.as_usize()];
+        let slot = nodes.find_or_insert(SequenceHash(1), None, HashSeed::default(), None, &tokens);
+        let slot = slot.unwrap();
+        nodes.set_held(slot, BlockState::Yes);
+        assert!(!nodes.may_have_doubted && !nodes.forget_doubted());
+        nodes.doubt_held();
+        assert!(nodes.forget_doubted() && !nodes.may_have_doubted);
+        assert_eq!(nodes.held(slot), BlockState::No);
+        nodes.set_held(slot, BlockState::Unseen);
+        assert!(nodes.forget_doubted());
     }
 }
