@@ -69,14 +69,14 @@ impl Changes {
     }
 
     /// Notes the holder's state at a time. Returns by how much the number of changes has grown. Negative if old changes
-    /// were dropped.
+    /// were dropped. If earlier changes have later times, the clock has been set back since, and they get this time.
     pub(super) fn note(&mut self, at_s: u64, state: HistoryState) -> isize {
+        let ahead = self.0.iter_mut().rev().take_while(|change| change.at_s > at_s);
+        ahead.for_each(|change| change.at_s = at_s);
         if self.last().is_some_and(|last| last.state == state) {
             return 0;
         }
         let before = self.0.len();
-        // Clocks can be set back.
-        let at_s = at_s.max(self.last().map_or(0, |last| last.at_s));
         self.0.push_back(StateChange { at_s, state });
         self.compact(at_s);
         self.0.len().cast_signed() - before.cast_signed()
@@ -168,6 +168,19 @@ mod tests {
             assert_eq!(changes.inexact_since_s(), since, "at {at_s}");
         }
         assert_eq!(times(&changes), [100, 110, 120, 130, 140, 150, 160, 170, 180]);
+    }
+
+    #[test]
+    fn times_of_a_clock_that_was_ahead_become_those_of_the_clock_that_was_set_back() {
+        let mut changes = Changes::default();
+        changes.note(100, exact());
+        changes.note(500, gap());
+        changes.note(510, stale());
+        changes.note(101, stale());
+        assert_eq!(times(&changes), [100, 101, 101]);
+        assert_eq!(changes.inexact_since_s(), Some(101));
+        changes.note(120, exact());
+        assert_eq!(times(&changes), [100, 101, 101, 120]);
     }
 
     #[test]

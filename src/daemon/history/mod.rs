@@ -138,8 +138,16 @@ impl Look<'_> {
             .book
             .note(namespace, &record.id, self.now_s, HistoryState::Known(reasons));
         self.dropped += u64::from(noted.is_none());
-        let since_us = noted.flatten().map_or(0, microseconds);
-        record.status.inexact_since_us.store(since_us);
+        let since_us = &record.status.inexact_since_us;
+        since_us.store(match noted {
+            Some(since_s) => since_s.map_or(0, microseconds),
+            None if reasons.is_empty() => 0,
+            // Without a history, the doubt counts from the first pass that has seen it.
+            None => match (since_us.load(), microseconds(self.now_s)) {
+                (0, now_us) => now_us,
+                (known_us, now_us) => known_us.min(now_us),
+            },
+        });
     }
 
     /// Ends the pass over all holders. Every existing holder must have been noted before, because the others count as
@@ -265,6 +273,24 @@ mod tests {
         book.look += 1;
         book.end_look(now_s + GONE_S);
         assert_eq!((book.count, book.changes, book.holders.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_holder_without_a_history_is_in_doubt_since_a_pass_has_seen_it() {
+        let namespaces = crate::shared::unbounded(16);
+        let namespace = NamespaceName::new("n").unwrap();
+        let known = namespaces.get_or_create(&namespace, None).unwrap();
+        let writer = known.indexer.register(&holder(0)).unwrap();
+        let (record, history) = (known.indexer.holders().remove(0), History::new());
+        history.book.lock().count = HOLDERS_MAX;
+        let saw = |now_s, reasons| {
+            history.look(now_s).saw(&namespace, &record, reasons);
+            writer.status().inexact_since_us.load()
+        };
+        let gap = DegradedReasons::of(DegradedReason::Gap);
+        assert_eq!(saw(7, gap), 7_000_000);
+        assert_eq!(saw(8, gap), 7_000_000);
+        assert_eq!(saw(9, DegradedReasons::default()), 0);
     }
 
     #[test]
