@@ -149,7 +149,7 @@ impl MissingShards {
     pub(super) fn refused(&self, now_us: u64) -> Option<String> {
         let known = self.0.lock();
         let refused = known.refused.as_ref();
-        let lately = refused.filter(|(_, last_us)| now_us.saturating_sub(*last_us) < REFUSED_FOR_US);
+        let lately = refused.filter(|(_, last_us)| now_us.abs_diff(*last_us) < REFUSED_FOR_US);
         lately.map(|(words, _)| words.clone())
     }
 
@@ -179,8 +179,9 @@ impl ShardOutage {
     }
 }
 
+/// Whether `last_us` is recent at `now_us`. A time far in the future is not: the clock has been set back since.
 fn is_recent(last_us: u64, now_us: u64) -> bool {
-    now_us.saturating_sub(last_us) < FORGOTTEN_AFTER_US
+    now_us.abs_diff(last_us) < FORGOTTEN_AFTER_US
 }
 
 #[cfg(test)]
@@ -212,6 +213,8 @@ mod tests {
         note("kvatlas.v1.shards.query.llama", 10);
         assert!(missing.refused(11).unwrap().contains("shards.query.llama"));
         assert_eq!(missing.refused(10 + REFUSED_FOR_US), None);
+        note("kvatlas.v1.shards.query.llama", 10 + REFUSED_FOR_US);
+        assert_eq!(missing.refused(10), None, "the clock has been set back");
         note("kvatlas.v1.shards.status.~all", 20);
         missing.note(Some(&name("n")), &gathered(&[]), &BTreeMap::new(), 30);
         assert_eq!(missing.refused(30), None);
@@ -270,6 +273,8 @@ mod tests {
         missing.note_outage("late", 20);
         assert_eq!(told(30), Some((10, "late".to_owned())));
         assert_eq!(told(20 + FORGOTTEN_AFTER_US), None, "nobody has asked since");
+        missing.note_outage("nobody", 20 + FORGOTTEN_AFTER_US);
+        assert_eq!(told(20), None, "the clock has been set back");
         missing.note(None, &gathered(&[1]), &BTreeMap::new(), 40);
         assert_eq!(told(50), None);
         missing.note_outage("nobody", 60);
