@@ -364,8 +364,8 @@ tables! {
         /// Host that routers are told together with the listener's port; if unset, routers are told the listener's IP
         /// address, which must not stand for all addresses then.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
-        /// Maximum number of bytes of all requests of Dynamo's routers whose answers are not made yet; a TCP connection
-        /// whose request exceeds it is cut off, and requests over NATS wait.
+        /// Maximum number of bytes of all requests of Dynamo's routers whose answers are not made yet; requests that
+        /// exceed it wait, over TCP for dynamo.request_timeout_ms at most, after which the connection is cut off.
         max_receiving_bytes: usize = "64 MiB", bytes(8 * MIB, 16 * GIB);
         /// Maximum number of connections of Dynamo's routers at the same time.
         max_connections: usize = "1024", integer(1, 65_536);

@@ -390,12 +390,57 @@ async fn who_stops_answers_all_that_it_was_asked() {
     other.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_over_tcp_waits_for_room() {
+    let (broker, folder) = (broker().await, tempfile::tempdir().unwrap());
+    let discovery = format!("file:{}", folder.path().display());
+    let settings = [
+        ("dynamo.components", "dynamo.backend"),
+        ("dynamo.discovery", discovery.as_str()),
+        ("dynamo.listen", "127.0.0.1:0"),
+        ("dynamo.max_receiving_bytes", "8 MiB"),
+        ("dynamo.request_timeout_ms", "60000"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    let record = eventually("the record is there", async || record(folder.path())).await;
+    let (address, path) = record["transport"]["tcp"]
+        .as_str()
+        .and_then(|target| target.split_once('/'))
+        .unwrap();
+    let request = Router::new().await.request(&question(MODEL, 6));
+    let mut large = TcpStream::connect(address).await.unwrap();
+    let mut small = TcpStream::connect(address).await.unwrap();
+    send_over_tcp(&mut large, path, &request).await;
+    // The payload of this request, which does not come yet, takes all of the room.
+    large.write_all(&head(path, 8 << 20)).await.unwrap();
+    let waiting = async {
+        for _ in 0..3 {
+            send_over_tcp(&mut small, path, &request).await;
+        }
+    };
+    let made = async {
+        // The other connection's request comes first.
+        tokio::task::yield_now().await;
+        let (payload, mut rest) = (vec![0; 8 << 20], [0; 4]);
+        large.write_all(&payload).await.unwrap();
+        large.read_exact(&mut rest).await.unwrap();
+    };
+    let ((), ()) = tokio::join!(waiting, made);
+    daemon.stop().await;
+}
+
+/// Returns the bytes of a request over TCP before its payload of `bytes` bytes.
+fn head(path: &str, bytes: u32) -> Vec<u8> {
+    let mut head = u16::try_from(path.len()).unwrap().to_be_bytes().to_vec();
+    head.extend_from_slice(path.as_bytes());
+    head.extend_from_slice(b"\0\x02{}");
+    head.extend_from_slice(&bytes.to_be_bytes());
+    head
+}
+
 /// Sends a request over TCP, as a router does, and waits for its acknowledgement.
 async fn send_over_tcp(stream: &mut TcpStream, path: &str, payload: &[u8]) {
-    let mut message = u16::try_from(path.len()).unwrap().to_be_bytes().to_vec();
-    message.extend_from_slice(path.as_bytes());
-    message.extend_from_slice(b"\0\x02{}");
-    message.extend_from_slice(&u32::try_from(payload.len()).unwrap().to_be_bytes());
+    let mut message = head(path, u32::try_from(payload.len()).unwrap());
     message.extend_from_slice(payload);
     stream.write_all(&message).await.unwrap();
     assert_eq!(stream.read_u32().await.unwrap(), 0, "an acknowledgement");

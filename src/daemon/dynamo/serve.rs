@@ -260,11 +260,11 @@ impl Service {
         tokio::time::sleep(time).await;
     }
 
-    /// Reserves memory for a request of `bytes` bytes. Fails if other requests have reserved so much that too little is
-    /// left.
-    fn room(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
-        let units = u32::try_from(bytes.div_ceil(ROOM_BYTES)).unwrap_or(u32::MAX);
-        Arc::clone(&self.room).try_acquire_many_owned(units).map_err(|_| {
+    /// Reserves memory for a request of `bytes` bytes over TCP, and waits until there is enough. Fails if other requests
+    /// leave too little for the time that a request may take.
+    async fn room(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
+        let awaited = timeout(self.request_timeout, self.room_awaited(bytes)).await;
+        awaited.ok().flatten().ok_or_else(|| {
             self.metrics.requests.get(DynamoOutcome::NoRoom).increment(1);
             io::Error::other("requests take too much room (dynamo.max_receiving_bytes)")
         })
@@ -491,31 +491,29 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
             path = timeout(service.idle_timeout, stream.read_u16()) => path??,
             () = service.stopped_for(QUIET_TIMEOUT) => return Ok(()),
         };
-        let received = timeout(service.request_timeout, receive(stream, path, service)).await??;
+        let head = timeout(service.request_timeout, receive_head(stream, path)).await??;
+        let TcpRequestHead { endpoint, bytes } = head;
+        // A request that waits here holds up its connection, and so its router.
+        let room = service.room(bytes).await?;
+        let payload = timeout(service.request_timeout, receive_payload(stream, bytes)).await??;
         place.note_waits(false);
         timeout(service.request_timeout, stream.write_u32(0)).await??;
-        let TcpRequest {
-            endpoint,
-            payload,
-            room,
-        } = received;
         service.take(payload, room, endpoint).await;
         place.note_waits(true);
     }
 }
 
-/// A request over TCP.
-struct TcpRequest {
+/// Head of a request over TCP.
+struct TcpRequestHead {
     /// Path of the endpoint that is asked.
     endpoint: String,
-    payload: Bytes,
-    /// Memory reserved for the payload.
-    room: OwnedSemaphorePermit,
+    /// Length of the payload, which follows.
+    bytes: usize,
 }
 
-/// Receives the rest of a request. The caller has already read the first field, which is the length of the request's
+/// Receives the head of a request. The caller has already read the first field, which is the length of the request's
 /// path in bytes, and passes this length as `path`.
-async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Result<TcpRequest> {
+async fn receive_head(stream: &mut TcpStream, path: u16) -> io::Result<TcpRequestHead> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -534,15 +532,15 @@ async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Re
     if bytes > REQUEST_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let room = service.room(bytes)?;
+    Ok(TcpRequestHead { endpoint, bytes })
+}
+
+/// Receives the payload of a request, which has `bytes` bytes.
+async fn receive_payload(stream: &mut TcpStream, bytes: usize) -> io::Result<Bytes> {
     let mut payload = Vec::with_capacity(bytes.min(64 << 10));
     let read = stream.take(bytes as u64).read_to_end(&mut payload).await?;
     match read == bytes {
-        true => Ok(TcpRequest {
-            endpoint,
-            payload: payload.into(),
-            room,
-        }),
+        true => Ok(payload.into()),
         false => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
