@@ -74,12 +74,14 @@ impl Indexer {
 /// the prefix of the nearer tiers.
 ///
 /// Only certain numbers are given: if a far tier of a worker is in doubt, only the worker's nearer tiers are listed. A
-/// worker whose name is not a number is left out, because Dynamo identifies workers by numbers.
+/// worker whose name is not a number in its usual form (no sign, no leading zeros) is left out, because Dynamo identifies workers by numbers.
 fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
     let mut scores = Vec::new();
     let (mut host, mut disk) = (Vec::new(), Vec::new());
     for holder in holders.iter().filter_map(FoundHolder::certain) {
-        let Ok(worker_id) = holder.id.worker.as_str().parse::<u64>() else {
+        let name = holder.id.worker.as_str();
+        let number = name.parse::<u64>().ok();
+        let Some(worker_id) = number.filter(|number| number.to_string() == name) else {
             continue;
         };
         let worker = json!({"worker_id": worker_id, "dp_rank": holder.id.rank});
@@ -129,6 +131,8 @@ mod tests {
             holder("8", 4, [4, 4], true),
             holder("9", 4, [4, 4], false),
             holder("gpu-0", 4, [4, 4], true),
+            // Another worker than 7.
+            holder("07", 9, [9, 9], true),
             holder("10", 2, [0, 2], true),
         ];
         let worker = |id: u64| json!({"worker_id": id, "dp_rank": 1});
