@@ -6,13 +6,14 @@ use std::collections::BTreeSet;
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
-    ErrorCode, Event, EventBatch, NamespaceName, Profile, RemovedBlocks, Resumable, Shard, StoredBlocks,
-    Subjects, Tier, WorkerName,
+    ErrorCode, Event, EventBatch, NamespaceName, PROBE_NAME, Profile, RemovedBlocks, Resumable, Shard,
+    StoredBlocks, Subjects, Tier, WorkerName,
 };
 use kvatlas_daemon::Daemon;
 use serde_json::{Value, json};
 
 use crate::support::http::{Answer, HttpClient};
+use crate::support::publisher::Publisher;
 use crate::support::{Client, broker, daemon, eventually};
 
 const SHARDS: u32 = 2;
@@ -443,6 +444,29 @@ async fn a_prompt_without_a_model_is_of_the_only_one_at_a_gateway_too() {
     assert_eq!((one.status, gateway.status), (200, 200));
     assert_eq!(comparable(&gateway), comparable(&one));
     assert!(gateway.json()["layout_info"]["gpu-1"][1].is_u64());
+    let subjects = Subjects::new("many").unwrap();
+    let worker = WorkerName::new("other").unwrap();
+    let publisher = |namespace: &str| {
+        let namespace = NamespaceName::new(namespace).unwrap();
+        Publisher::new(site.client.nats.clone(), &subjects, &namespace, &worker, 0)
+    };
+    let (mut probe, mut rolled) = (publisher(PROBE_NAME), publisher("rolled"));
+    let look = async |gateway: &mut HttpClient| {
+        let answer = gateway.post("/lookup", &json!({"tokens": tokens(80)})).await;
+        answer.status
+    };
+    // A probe of the doctor is no model.
+    probe.publish(Tier::DEVICE, vec![stored(1)]).await.unwrap();
+    rolled.publish(Tier::DEVICE, vec![stored(1)]).await.unwrap();
+    eventually("two models are known", async || {
+        (look(&mut site.gateway).await == 400).then_some(())
+    })
+    .await;
+    rolled.publish(Tier::DEVICE, vec![Event::Goodbye]).await.unwrap();
+    eventually("the model without workers does not count", async || {
+        (look(&mut site.gateway).await == 200).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

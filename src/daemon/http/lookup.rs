@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
-use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, NamespaceName, QueryKey};
+use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, NamespaceName, PROBE_NAME, QueryKey};
 
 use super::dialect::{find, named};
 use super::error::HttpRefusal;
@@ -95,11 +95,11 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
         (name, cache)
     });
     // A namespace of another hash scheme repeats blocks of a model that has a namespace already, so it is not counted.
-    let mut own: Vec<_> = caches.filter(|(_, cache)| cache.chains().is_none()).collect();
-    // A model whose last worker has gone is known for some time more.
-    let is_used = |(name, _): &(NamespaceName, ModelKey)| index.source.is_used(name);
-    if own.len() > 1 && own.iter().any(is_used) {
-        own.retain(is_used);
+    let is_model =
+        |(name, cache): &(NamespaceName, ModelKey)| cache.chains().is_none() && name.as_str() != PROBE_NAME;
+    let mut own: Vec<_> = caches.filter(is_model).collect();
+    if own.len() > 1 {
+        own = used(index, own).await;
     }
     let mut own = own.into_iter();
     let Some(only) = own.next() else {
@@ -112,6 +112,24 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
             let text = "several models are known; send model, and tenant_id if it has one";
             Err(HttpRefusal::BadRequest(text.to_owned()))
         }
+    }
+}
+
+/// Returns those of the models `known` that are used, two at most. Returns all of them if none is. A model whose last
+/// worker has gone is known for some time more.
+async fn used(index: &Index, known: Vec<(NamespaceName, ModelKey)>) -> Vec<(NamespaceName, ModelKey)> {
+    let mut used = Vec::new();
+    for (name, cache) in &known {
+        if index.source.is_used(name).await {
+            used.push((name.clone(), cache.clone()));
+        }
+        if used.len() > 1 {
+            break;
+        }
+    }
+    match used.is_empty() {
+        true => known,
+        false => used,
     }
 }
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use async_nats::HeaderMap;
 
 use kvatlas_core::index::Namespace;
+#[cfg(any(feature = "grpc", feature = "redis"))]
+use kvatlas_core::wire::Address;
 use kvatlas_core::wire::{
     ErrorCode, NamespaceName, QueryKey, QueryReply, QueryRequest, SingleQuery, StatusReply, WireError,
     WireLimits, WorkerName,
@@ -61,6 +63,17 @@ pub(crate) struct Shards {
     pub(crate) limits: Live<WireLimits>,
     /// Number of blocks that answers in other protocols give, as in [`IndexHere::dialect_depth`].
     pub(crate) dialect_depth: Depth,
+}
+
+impl IndexHere {
+    /// Whether the namespace `name` has a holder, or a publisher whose batches are dropped.
+    pub(super) fn is_used(&self, name: &NamespaceName) -> bool {
+        let is_used = |namespace: Arc<Namespace>| {
+            let indexer = &namespace.indexer;
+            indexer.holder_count() > 0 || indexer.refused().count(None) > 0
+        };
+        self.answerer.namespaces().get(name).is_some_and(is_used)
+    }
 }
 
 impl Source {
@@ -159,17 +172,29 @@ impl Source {
         }
     }
 
-    /// Whether the known namespace `name` has a holder, or a publisher whose batches are dropped. A gateway cannot
-    /// tell, so it always returns true.
-    pub(crate) fn is_used(&self, name: &NamespaceName) -> bool {
-        let is_used = |namespace: Arc<Namespace>| {
-            let indexer = &namespace.indexer;
-            indexer.sizes().holders > 0 || indexer.refused().count(None) > 0
-        };
+    /// Whether the known namespace `name` has a holder, or a publisher whose batches are dropped. True if the shards of
+    /// a gateway do not tell.
+    pub(crate) async fn is_used(&self, name: &NamespaceName) -> bool {
         match self {
-            Self::Here(index) => index.answerer.namespaces().get(name).is_some_and(is_used),
-            Self::Shards(_) => true,
+            Self::Here(index) => index.is_used(name),
+            Self::Shards(_) => match self.status(name).await {
+                Ok(status) => !status.holders.is_empty() || status.refused_holders > 0,
+                Err(error) => error.code != ErrorCode::UnknownNamespace,
+            },
         }
+    }
+
+    /// Returns the addresses of all ranks of a worker that have told them. Empty in a gateway, which knows only the
+    /// ranks that its shards have found.
+    #[cfg(any(feature = "grpc", feature = "redis"))]
+    pub(crate) fn addresses_of(&self, name: &NamespaceName, worker: &WorkerName) -> Vec<Address> {
+        let Self::Here(index) = self else {
+            return Vec::new();
+        };
+        let namespace = index.answerer.namespaces().get(name);
+        let ranks = namespace.map(|namespace| namespace.indexer.holders_of(std::slice::from_ref(worker)));
+        let ranks = ranks.into_iter().flatten();
+        ranks.filter_map(|rank| rank.status.profile().address).collect()
     }
 
     /// Whether the namespace `name` has a holder of `worker`. A gateway cannot tell, so it always returns false.
