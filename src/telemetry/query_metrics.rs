@@ -132,6 +132,8 @@ metric_group! {
         errors: PerLabel<ErrorCode, Counter> = "kvatlas_query_errors_total", Count;
         /// Replies to queries that were not sent, by reason.
         replies_dropped: PerLabel<ReplyDropReason, Counter> = "kvatlas_query_replies_dropped_total", Count;
+        /// Searches for routers that name no namespace which left out namespaces, because there were too many.
+        unsearched: Counter = "kvatlas_query_namespaces_unsearched_total", Count;
     }
 }
 
@@ -141,6 +143,16 @@ impl QueryErrorMetrics {
     pub fn failed(&self, code: ErrorCode, detail: &dyn Display) {
         self.errors.get(code).increment(1);
         log_gated!(debug "query refused" per ErrorCode(code); code = code.as_str(), %detail);
+    }
+
+    /// Counts and logs a search that has left out `namespaces` namespaces, because there were too many.
+    pub fn unsearched(&self, namespaces: usize) {
+        self.unsearched.increment(1);
+        log_gated!(
+            warn "routers that name no namespace are told nothing of some models: more than 64 namespaces would have to be searched, and \
+                  the last by name are left out; give models to daemons of their own (limits.named_namespaces_only)";
+            namespaces
+        );
     }
 
     /// Counts and logs a reply that was not sent.
@@ -187,6 +199,7 @@ mod tests {
             errors.failed(ErrorCode::BadRequest, &"no tokens");
             errors.failed(ErrorCode::Unavailable, &"draining");
             errors.reply_dropped(ReplyDropReason::NoReplySubject, &"kv.query.a");
+            errors.unsearched(3);
         });
         for line in [
             "kvatlas_queries_total{namespace=\"a\",kind=\"sequence_hashes\"} 2",
@@ -207,6 +220,7 @@ mod tests {
             "kvatlas_query_errors_total{code=\"unavailable\"} 1",
             "kvatlas_query_replies_dropped_total{reason=\"no_reply_subject\"} 1",
             "kvatlas_query_replies_dropped_total{reason=\"publish_failed\"} 0",
+            "kvatlas_query_namespaces_unsearched_total 1",
         ] {
             assert!(
                 text.lines().any(|candidate| candidate == line),

@@ -7,8 +7,8 @@ use std::time::Duration;
 use kvatlas_client::ClientError;
 use kvatlas_core::hash::{BlockHash, BlockSize, SequenceHash};
 use kvatlas_core::wire::{
-    ErrorCode, Event, ModelKey, NamespaceName, QueryKey, RemovedBlocks, Resumable, Shard, SingleQuery,
-    StoredBlocks, Tier, worker_of_instance,
+    ErrorCode, Event, EventBatch, ModelKey, NamespaceName, Profile, QueryKey, RemovedBlocks, Resumable,
+    Shard, SingleQuery, StoredBlocks, Tier, worker_of_instance,
 };
 use kvatlas_daemon::Daemon;
 use serde::Deserialize;
@@ -285,7 +285,7 @@ async fn a_prompt_of_which_only_the_whole_can_be_reused_may_come_in_parts() {
     let mut router = Router::connect(&daemon).await;
     let whole = one.repeat(6);
     router.exchange(&all, &whole).await;
-    for cut in [all.len() / 3 + 1, all.len() - 1] {
+    for cut in [hkeys(&keys(2)).len() + 5, all.len() - 1] {
         // The reply to the first command shows that the part has been read.
         router.write(format!("PING\r\n{}", &all[..cut]).as_bytes()).await;
         router.read_like("+PONG\r\n").await;
@@ -354,6 +354,74 @@ async fn pods_of_all_tenants_are_found() {
     let expected = format!("*2\r\n{a}{b}*2\r\n{a}{b}*1\r\n{a}*1\r\n{a}*0\r\n");
     let mut router = Router::connect(&daemon).await;
     router.exchange(&hkeys(&keys(5)), &expected).await;
+    daemon.stop().await;
+}
+
+/// Only 64 namespaces are searched.
+#[tokio::test(flavor = "multi_thread")]
+async fn namespaces_that_nobody_uses_take_no_place_among_the_searched() {
+    let broker = broker().await;
+    let settings = [("redis.listen", "127.0.0.1:0"), ("limits.max_namespaces", "100")];
+    let daemon = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    let (mut first, mut last) = (None, Vec::new());
+    for number in 0..=64 {
+        let model = ModelKey::new(format!("many-{number:02}")).speaking(model().scheme);
+        let (chains, namespace) = (model.chains().unwrap(), model.namespace().unwrap());
+        last = chains.sequence_hashes(&tokens(16), BlockSize::DEFAULT, None, None);
+        let pod = worker_of_instance("a").unwrap();
+        let mut publisher = Publisher::new(client.nats.clone(), &subjects(), &namespace, &pod, 0);
+        let stored = StoredBlocks::by_sequence(None, None, last.clone());
+        publisher
+            .publish(Tier::DEVICE, vec![Event::Stored(stored)])
+            .await
+            .unwrap();
+        settles_in(&client, &namespace, 1).await;
+        first.get_or_insert(publisher);
+    }
+    let mut router = Router::connect(&daemon).await;
+    router.exchange(&hkeys(&last), "*0\r\n").await;
+    let mut first = first.unwrap();
+    first.publish(Tier::DEVICE, vec![Event::Goodbye]).await.unwrap();
+    eventually("the last namespace is searched", async || {
+        router.write(hkeys(&last).as_bytes()).await;
+        let is_found = router.read_like("*0\r\n").await == "*1\r\n";
+        if is_found {
+            router.read_like(&field("a", "gpu")).await;
+        }
+        is_found.then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_without_an_address_are_of_their_workers_pod() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    let worker = worker_of_instance("eng-0").unwrap();
+    for (rank, blocks, address) in [(0, 1, Some("10.0.0.9:8000")), (1, 3, None)] {
+        let batch = EventBatch {
+            epoch: 1,
+            seq: 1,
+            rank,
+            time_us: None,
+            tier: Tier::DEVICE,
+            block_size: None,
+            profile: address.map(|address| Profile {
+                address: address.parse().ok(),
+                ..Profile::default()
+            }),
+            events: stored(blocks),
+        };
+        let subject = subjects().events(&namespace(), &worker);
+        client.nats.publish(subject, batch.encode().into()).await.unwrap();
+    }
+    settles(&client, 4).await;
+    let expected = format!("*1\r\n{}", field("10.0.0.9:8000", "gpu")).repeat(3);
+    let mut router = Router::connect(&daemon).await;
+    router.exchange(&hkeys(&keys(3)), &expected).await;
     daemon.stop().await;
 }
 

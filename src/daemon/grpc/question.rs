@@ -15,7 +15,7 @@ use kvatlas_core::wire::{
     Address, ErrorCode, ModelKey, NamespaceName, QueryKey, WireError, WorkerName, instance_among, is_pool,
 };
 
-use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Misses, Source};
+use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Misses, Source, searched};
 use kvatlas_config::Depth;
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
@@ -27,8 +27,6 @@ use super::messages::{
 };
 use super::reports::{BlockReports, Coverage, ReportedMatch};
 
-/// Maximum number of namespaces that are searched for one prompt.
-const NAMESPACES_MAX: usize = 64;
 /// Maximum number of blocks, of all workers together, in one answer that lists tiers: about a megabyte. Each request of
 /// a slow client can keep that much in memory.
 const BLOCKS_MAX: u32 = 64 << 10;
@@ -82,16 +80,13 @@ struct Certain {
 
 impl Certain {
     /// Adds the holders of one namespace, each with the tiers whose state is certain. Pools (caches that workers share)
-    /// are left out, because no request can be sent to a pool. `elsewhere` returns the addresses of a worker's ranks,
-    /// also of those that have no block of the prompt.
-    fn add(&mut self, found: &Found, elsewhere: impl Fn(&WorkerName) -> Vec<Address>) {
+    /// are left out, because no request can be sent to a pool.
+    fn add(&mut self, found: &Found) {
         self.is_exact &= !found.lacks_some() && found.holders.iter().all(|holder| holder.is_exact);
         self.asked = self.asked.max(found.prompt.asked_blocks);
         let mut places: HashMap<_, usize> = HashMap::new();
         let certain = found.holders.iter().filter_map(FoundHolder::certain);
-        let mut ranks: Vec<_> = certain.filter(|holder| !is_pool(&holder.id.worker)).collect();
-        lend_addresses(&mut ranks, &found.holders, elsewhere);
-        for holder in ranks {
+        for holder in certain.filter(|holder| !is_pool(&holder.id.worker)) {
             let key = (holder.id.worker.clone(), holder.address.clone());
             let place = *places.entry(key).or_insert(self.workers.len());
             match self.workers.get_mut(place) {
@@ -165,37 +160,6 @@ fn url_at(address: &str) -> String {
         "" => String::new(),
         url if url.contains("://") => url.to_owned(),
         authority => format!("http://{authority}"),
-    }
-}
-
-/// Gives each rank without an address the address of the worker's other ranks: those among `found`, whether they are
-/// certain or not, and those that `elsewhere` returns. If these have different addresses, the rank stays without an
-/// address.
-fn lend_addresses(
-    ranks: &mut [FoundHolder],
-    found: &[FoundHolder],
-    elsewhere: impl Fn(&WorkerName) -> Vec<Address>,
-) {
-    if ranks.iter().all(|rank| rank.address.is_some()) {
-        return;
-    }
-    let mut told: HashMap<&WorkerName, Vec<&Address>> = HashMap::new();
-    for (worker, address) in found
-        .iter()
-        .filter_map(|holder| Some((&holder.id.worker, holder.address.as_ref()?)))
-    {
-        told.entry(worker).or_default().push(address);
-    }
-    let mut lent: HashMap<WorkerName, Option<Address>> = HashMap::new();
-    for rank in ranks.iter_mut().filter(|rank| rank.address.is_none()) {
-        let worker = &rank.id.worker;
-        let address = lent.entry(worker.clone()).or_insert_with(|| {
-            let told = told.get(worker).into_iter().flatten().copied().cloned();
-            let mut all = told.chain(elsewhere(worker));
-            let first = all.next()?;
-            all.all(|other| other == first).then_some(first)
-        });
-        rank.address.clone_from(address);
     }
 }
 
@@ -334,10 +298,10 @@ impl Questions {
         let key = QueryKey::SequenceHashes(sequence.collect());
         // Found before the names. A namespace that appears meanwhile may be missing in them.
         let asks_all = self.asks_all();
-        let names = self.asked();
+        let (names, is_whole) = searched(&self.source, self.asked(), &self.errors);
         let mut refusal = None;
         let mut certain = Certain {
-            is_exact: names.len() <= NAMESPACES_MAX && reports.is_exact && asks_all,
+            is_exact: is_whole && reports.is_exact && asks_all,
             asked: if reports.knows_some {
                 u32::try_from(hashes.len()).unwrap_or(u32::MAX)
             } else {
@@ -345,14 +309,15 @@ impl Questions {
             },
             ..Certain::default()
         };
-        for name in names.iter().take(NAMESPACES_MAX) {
+        for name in &names {
             let begun = Instant::now();
             match self.source.find(name, &key, None).await {
-                Ok(found) => {
+                Ok(mut found) => {
                     let metrics = self.namespaces.of(name);
                     metrics.answered(QueryKind::SequenceHashes, begun.elapsed());
                     metrics.found(found.prompt);
-                    certain.add(&found, |worker| self.addresses_of(name, worker));
+                    found.lend_addresses(|worker| self.source.addresses_of(name, worker));
+                    certain.add(&found);
                     certain.namespace = Some(name.clone());
                 }
                 Err(error) => {
@@ -362,8 +327,7 @@ impl Questions {
                 }
             }
         }
-        let searched = names.get(..NAMESPACES_MAX).unwrap_or(&names);
-        certain.name_all(|worker| searched.iter().any(|name| self.source.knows_worker(name, worker)));
+        certain.name_all(|worker| names.iter().any(|name| self.source.knows_worker(name, worker)));
         if !certain.workers.is_empty() {
             self.misses.found();
         } else if certain.namespace.is_some() && !hashes.is_empty() {
@@ -378,18 +342,6 @@ impl Questions {
             WireError::new(ErrorCode::UnknownNamespace, text)
         };
         Err(self.refused(&refusal.unwrap_or_else(unknown)))
-    }
-
-    /// Returns the addresses of all ranks of a worker that have told them. Empty in a gateway, which knows only the
-    /// ranks that its shards have found.
-    fn addresses_of(&self, name: &NamespaceName, worker: &WorkerName) -> Vec<Address> {
-        let Source::Here(index) = &*self.source else {
-            return Vec::new();
-        };
-        let namespace = index.answerer.namespaces().get(name);
-        let ranks = namespace.map(|namespace| namespace.indexer.holders_of(std::slice::from_ref(worker)));
-        let ranks = ranks.into_iter().flatten();
-        ranks.filter_map(|rank| rank.status.profile().address).collect()
     }
 
     /// Returns the names of the namespaces that must be searched.
@@ -415,17 +367,24 @@ impl Questions {
         self.namespace.is_some() || (self.source.knows_all_names() && !self.source.lacks_any(is_sglang))
     }
 
-    /// Turns an error into gRPC's status, and counts it. If the error is not the router's fault, the status has a code
-    /// after which the router chooses a worker by its load, and does not need an answer.
+    /// Turns an error into gRPC's status, and counts it. The status has a code after which the router chooses a worker by
+    /// its load, and does not need an answer. The query is made here, so it is not the router's fault if a shard of
+    /// another version refuses the query.
     fn refused(&self, error: &WireError) -> Status {
         self.errors.failed(error.code, &error.text);
-        let code = match error.code {
-            ErrorCode::UnknownNamespace | ErrorCode::Unavailable => Code::Unavailable,
-            ErrorCode::TooManyRequests => Code::ResourceExhausted,
-            ErrorCode::TooLarge => Code::OutOfRange,
-            ErrorCode::BadRequest | ErrorCode::UnsupportedVersion => Code::InvalidArgument,
-        };
-        Status::new(code, error.text.clone())
+        Status::new(code_of(error.code), error.text.clone())
+    }
+}
+
+/// Returns gRPC's code for an error. After each of these codes the router goes on without the answer.
+fn code_of(code: ErrorCode) -> Code {
+    match code {
+        ErrorCode::UnknownNamespace
+        | ErrorCode::Unavailable
+        | ErrorCode::BadRequest
+        | ErrorCode::UnsupportedVersion => Code::Unavailable,
+        ErrorCode::TooManyRequests => Code::ResourceExhausted,
+        ErrorCode::TooLarge => Code::OutOfRange,
     }
 }
 

@@ -21,6 +21,7 @@
 //! | `sample.rs` | a sample of the prompts in queries, for people who look at the page |
 //! | `gateway.rs` | one connection of a gateway |
 //! | `source.rs`, `listeners.rs` | the source of the listeners' answers (the index or the shards), and its choice |
+//! | `searched.rs` | the namespaces that are searched for a question that names none |
 //! | `misses.rs` | a warning about routers whose questions never find a holder |
 //! | `missing.rs` | the shards that a gateway's answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
@@ -41,6 +42,8 @@ pub(crate) mod request_room;
 mod requests;
 mod roster;
 mod sample;
+#[cfg(any(feature = "grpc", feature = "redis"))]
+mod searched;
 pub(crate) mod service;
 mod settle;
 mod shards;
@@ -61,6 +64,8 @@ pub(crate) use member::{MEMBER_MESSAGES_MIN, QueueMember};
 pub(crate) use misses::Misses;
 pub(crate) use missing::{MissingShard, MissingShards, ShardOutage};
 pub(crate) use sample::{BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
+#[cfg(any(feature = "grpc", feature = "redis"))]
+pub(crate) use searched::searched;
 pub(crate) use shards::ShardAsker;
 pub(crate) use source::{IndexHere, NoIndex, Source, SourceError};
 pub(crate) use start::{query_limits, start_gateway, start_queries};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, WorkerName, instance_among, is_pool};
 
-use crate::queries::{Found, FoundHolder, Misses, Source};
+use crate::queries::{Found, FoundHolder, Misses, Source, searched};
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
 use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
@@ -21,9 +21,6 @@ use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
 use super::entry::{TIERS, field};
 use super::known::KnownNames;
 use super::resp::ReplyBuffer;
-
-/// Maximum number of namespaces that are searched for one prompt.
-const NAMESPACES_MAX: usize = 64;
 
 /// End of a log line that tells an operator what to compare if routers never find a holder. Each of these things
 /// changes llm-d's keys.
@@ -190,12 +187,11 @@ impl Prefixes {
     /// Returns the names of the namespaces to search. None if they are not known, which is counted as an error.
     async fn names(&self) -> Vec<NamespaceName> {
         let names = self.known.of(&self.source).await;
-        let mut names = names.unwrap_or_else(|error| {
+        let names = names.unwrap_or_else(|error| {
             self.errors.failed(error.code, &error.text);
             Vec::new()
         });
-        names.truncate(NAMESPACES_MAX);
-        names
+        searched(&self.source, names, &self.errors).0
     }
 
     /// Returns the holders that have leading blocks of the prompt, from all searched namespaces. Several namespaces may
@@ -212,8 +208,9 @@ impl Prefixes {
                 Ok(found) if found.holders.is_empty() => {
                     empty = empty.or(Some((name, found, begun.elapsed())));
                 }
-                Ok(found) => {
+                Ok(mut found) => {
                     self.count(name, &found, begun.elapsed());
+                    found.lend_addresses(|worker| self.source.addresses_of(name, worker));
                     held.holders.extend(found.holders);
                 }
             }

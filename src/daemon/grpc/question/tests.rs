@@ -22,12 +22,8 @@ fn holder(worker: &str, rank: u32, depths: [u32; 3], address: Option<&str>, is_e
     }
 }
 
-fn certain(holders: Vec<FoundHolder>, doubtful_holders: u32) -> Certain {
-    let mut certain = Certain {
-        is_exact: true,
-        ..Certain::default()
-    };
-    let found = Found {
+fn found(holders: Vec<FoundHolder>, doubtful_holders: u32) -> Found {
+    Found {
         block_size: 64,
         prompt: AnsweredPrompt {
             asked_blocks: 9,
@@ -38,8 +34,17 @@ fn certain(holders: Vec<FoundHolder>, doubtful_holders: u32) -> Certain {
         holders,
         foreign_holders: 0,
         doubtful_holders,
+    }
+}
+
+fn certain(holders: Vec<FoundHolder>, doubtful_holders: u32) -> Certain {
+    let mut certain = Certain {
+        is_exact: true,
+        ..Certain::default()
     };
-    certain.add(&found, |_| Vec::new());
+    let mut found = found(holders, doubtful_holders);
+    found.lend_addresses(|_| Vec::new());
+    certain.add(&found);
     certain.name_all(|_| false);
     certain
 }
@@ -141,18 +146,13 @@ fn tiers_at_one_address_are_those_of_one_rank() {
     // A rank without an address is where the worker's other ranks are.
     assert_eq!(tiers([([3, 3, 3], None), ([1, 1, 5], a)]), at_a([5, 1, 1]));
     let three = [holder("u", 0, [1; 3], a, true), holder("u", 1, [1; 3], b, true)];
-    let mut ranks = [&three[..], &[holder("u", 2, [1; 3], None, true)]].concat();
-    let found = ranks.clone();
-    lend_addresses(&mut ranks, &found, |_| Vec::new());
-    assert_eq!(ranks[2].address, None, "it may be at either");
     // The rank at the other address may be in doubt, or have no block of the prompt.
-    let lent = |found: &[FoundHolder], elsewhere: Option<&str>| {
-        let mut certain = [found[0].clone(), holder("u", 2, [1; 3], None, true)];
-        lend_addresses(&mut certain, found, |_| {
-            elsewhere.into_iter().flat_map(str::parse).collect()
-        });
-        certain[1].address.clone()
+    let lent = |others: &[FoundHolder], elsewhere: Option<&str>| {
+        let mut found = found([others, &[holder("u", 2, [1; 3], None, true)]].concat(), 0);
+        found.lend_addresses(|_| elsewhere.into_iter().flat_map(str::parse).collect());
+        found.holders.pop().unwrap().address
     };
+    assert_eq!(lent(&three, None), None, "it may be at either");
     let doubted = [three[0].clone(), holder("u", 1, [1; 3], b, false)];
     assert_eq!(lent(&doubted, None), None);
     assert_eq!(lent(&three[..1], b), None);
@@ -178,4 +178,11 @@ fn tiers_have_the_blocks_behind_those_of_nearer_ones() {
     assert_eq!(of_tiers([0, 0, 1]), [(3, vec![1])]);
     // Blocks beyond the question's hashes are not listed.
     assert_eq!(of_tiers([9, 9, 9]), [(1, vec![1, 2, -3, 4])]);
+}
+
+#[test]
+fn a_shard_that_does_not_understand_the_query_is_not_the_routers_fault() {
+    for code in [ErrorCode::BadRequest, ErrorCode::UnsupportedVersion] {
+        assert_eq!(code_of(code), Code::Unavailable);
+    }
 }

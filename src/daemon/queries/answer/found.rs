@@ -1,5 +1,10 @@
 //! All holders of a prefix, tier by tier, for listeners that answer in other protocols than the contract's.
 
+#[cfg(any(feature = "grpc", feature = "redis"))]
+use std::collections::HashMap;
+
+#[cfg(any(feature = "grpc", feature = "redis"))]
+use kvatlas_core::wire::is_pool;
 use kvatlas_core::wire::{
     Address, ErrorCode, HolderId, QueryKey, QueryOptions, QueryReply, SingleQuery, Tier, WireError,
     WorkerName,
@@ -86,6 +91,34 @@ impl Found {
     /// Whether the result may lack blocks, because of holders that it does not list.
     pub(crate) fn lacks_some(&self) -> bool {
         self.foreign_holders > 0 || self.doubtful_holders > 0
+    }
+
+    /// Gives each rank without an address the address of its worker's other ranks: the listed ones, and those whose
+    /// addresses `elsewhere` returns. If these have different addresses, the rank stays without an address.
+    #[cfg(any(feature = "grpc", feature = "redis"))]
+    pub(crate) fn lend_addresses(&mut self, elsewhere: impl Fn(&WorkerName) -> Vec<Address>) {
+        let mut told: HashMap<WorkerName, Vec<Address>> = HashMap::new();
+        for FoundHolder { id, address, .. } in &self.holders {
+            if address.is_none() && !is_pool(&id.worker) && !told.contains_key(&id.worker) {
+                told.insert(id.worker.clone(), elsewhere(&id.worker));
+            }
+        }
+        if told.is_empty() {
+            return;
+        }
+        for FoundHolder { id, address, .. } in &self.holders {
+            if let (Some(told), Some(address)) = (told.get_mut(&id.worker), address) {
+                told.push(address.clone());
+            }
+        }
+        for FoundHolder { id, address, .. } in &mut self.holders {
+            if address.is_none()
+                && let Some([first, rest @ ..]) = told.get(&id.worker).map(Vec::as_slice)
+                && rest.iter().all(|other| other == first)
+            {
+                *address = Some(first.clone());
+            }
+        }
     }
 
     /// Makes the result from the `reply` to a [`dialect_query`]. `depth` says which blocks count: those that a
