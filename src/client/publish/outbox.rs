@@ -335,8 +335,8 @@ impl Outbox {
         self.number(Tier::DEVICE, doubted.into_iter().collect(), clocks)
     }
 
-    /// Begins an epoch with a number above `known` and above the last epoch, in which the holder keeps all its blocks. The first batch gets
-    /// number 2, not 1. So daemons see a gap, and ask for the blocks.
+    /// Begins an epoch with a number above `known` and above the last epoch, in which the holder keeps all its blocks. The
+    /// first batch gets number 2, not 1. So daemons see a gap, and ask for the blocks.
     fn go_on_above(&mut self, known: u64, clocks: Clocks) {
         let next = self.cursor.epoch.saturating_add(1);
         self.cursor = second_above(known, clocks.unix_us.max(next));

@@ -74,7 +74,8 @@ impl Indexer {
 /// the prefix of the nearer tiers.
 ///
 /// Only certain numbers are given: if a far tier of a worker is in doubt, only the worker's nearer tiers are listed. A
-/// worker whose name is not a number in its usual form (no sign, no leading zeros) is left out, because Dynamo identifies workers by numbers.
+/// worker whose name is not a number in its usual form (no sign, no leading zeros) is left out, because Dynamo identifies
+/// workers by numbers.
 fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
     let mut scores = Vec::new();
     let (mut host, mut disk) = (Vec::new(), Vec::new());

@@ -2,9 +2,10 @@
 //!
 //! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have
 //! arrived together (a *part* of the pipeline) are looked up in one search. A later part may continue the prompt of the
-//! previous part, or begin a new prompt. A part that ends inside a command waits for the rest (`connection`). The keys themselves do not show whether they continue a prompt. But a
-//! continuation is of use only where a worker holds the previous parts and more. So this is tried first, in a search that
-//! does not count as an answer. Then the part is searched as the continuation, or as a new prompt.
+//! previous part, or begin a new prompt. A part that ends inside a command waits for the rest (see `connection`). The keys
+//! do not show whether they continue a prompt. But a continuation is of use only where a worker holds the previous parts
+//! and more. So this is tried first, in a search that does not count as an answer. Then the part is searched as the
+//! continuation, or as a new prompt.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -79,8 +80,8 @@ impl PipelinePart {
 #[derive(Debug, Default)]
 pub(super) struct PromptChain {
     keys: Vec<SequenceHash>,
-    /// Whether a worker holds all of the keys, also if a request can reuse only some of them. Only then is the next part of the pipeline tried as a continuation of this
-    /// prompt.
+    /// Whether a worker holds all of the keys, also if a request can reuse only some of them. Only then is the next part of
+    /// the pipeline tried as a continuation of this prompt.
     is_held: bool,
 }
 

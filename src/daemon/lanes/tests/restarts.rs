@@ -311,7 +311,10 @@ async fn snapshots_keep_the_time_at_which_a_publisher_was_seen() {
     assert!(!is_stale_after_a_look(&pool, &holder.namespace).await);
     let again = dumped().await.unwrap();
     // Both ways through the other clock round, and read it at another moment.
-    assert!((seen_us - 60_000_000..=seen_us + 1000).contains(&again), "{again}");
+    assert!(
+        (seen_us - 60_000_000..=seen_us + 1000).contains(&again),
+        "{again}"
+    );
 }
 
 #[tokio::test]
