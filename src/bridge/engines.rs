@@ -216,10 +216,17 @@ struct BridgeState {
 }
 
 impl BridgeState {
-    /// Returns an engine that is followed at the same address as `engine`, but with another model or block size; `None` if
-    /// there is none.
-    fn at_same_address(&self, engine: &NewEngine) -> Option<&NewEngine> {
-        let mut others = self.engines.values().map(|followed| &followed.engine);
+    /// Whether flags, files or discovery give `engine`, with the same settings.
+    fn is_given(&self, engine: &GivenEngine) -> bool {
+        self.given.has(engine)
+    }
+
+    /// Returns an engine among `others` that is followed at the same address as `engine`, but with another model or block
+    /// size; `None` if there is none.
+    fn at_same_address<'a>(
+        mut others: impl Iterator<Item = &'a NewEngine>,
+        engine: &NewEngine,
+    ) -> Option<&'a NewEngine> {
         others.find(|other| {
             let is_same_address = other.endpoint == engine.endpoint && other.topic == engine.topic;
             let is_same_cache =
@@ -256,11 +263,18 @@ impl BridgeState {
         }
     }
 
-    /// Returns a followed engine of the same model with another block size; `None` if there is none.
-    fn other_size(&self, engine: &NewEngine) -> Option<&NewEngine> {
-        let others = self.engines.values().map(|followed| &followed.engine);
-        let mut others = others.filter(|other| other.key.model == engine.key.model);
-        others.find(|other| other.block_size != engine.block_size)
+    /// Returns the followed engines, but for those that give way.
+    fn staying(&self, gives_way: &dyn Fn(&FollowedEngine) -> bool) -> impl Iterator<Item = &NewEngine> {
+        let staying = self.engines.values().filter(move |followed| !gives_way(followed));
+        staying.map(|followed| &followed.engine)
+    }
+
+    /// Returns an engine among `others` of the same model with another block size; `None` if there is none.
+    fn other_size<'a>(
+        mut others: impl Iterator<Item = &'a NewEngine>,
+        engine: &NewEngine,
+    ) -> Option<&'a NewEngine> {
+        others.find(|other| other.key.model == engine.key.model && other.block_size != engine.block_size)
     }
 }
 
@@ -410,27 +424,7 @@ impl Bridge {
         if let Some(known) = state.engines.get_mut(&engine.key) {
             return known.take_over(engine, origin.as_ref());
         }
-        if let Some(other) = state.other_size(&engine) {
-            return Err(RegisterRefusal::OtherBlockSize {
-                asked: engine.block_size,
-                in_force: other.block_size,
-                whose: SizeOf::Engine(Box::new(other.key.clone())),
-            });
-        }
-        if let Some(other) = state.at_same_address(&engine) {
-            return Err(RegisterRefusal::SameAddress {
-                key: Box::new(other.key.clone()),
-                endpoint: other.endpoint.clone(),
-                block_size: other.block_size,
-            });
-        }
-        if let Some(namespaces) = &self.inner.options.namespaces {
-            check_block_size(&engine, namespaces)?;
-        }
-        let engines_max = self.inner.options.engines_max;
-        if state.engines.len() >= engines_max {
-            return Err(RegisterRefusal::TooMany { engines: engines_max });
-        }
+        self.check_beside(state, &engine, &|_| false)?;
         state.end_announcement_of(&engine.key);
         let followed = FollowedEngine {
             engine: engine.clone(),
@@ -446,6 +440,37 @@ impl Bridge {
         }
         state.engines.insert(engine.key, followed);
         Ok(())
+    }
+
+    /// Fails if `engine` cannot be followed beside the engines that are followed, but for those that give way.
+    fn check_beside(
+        &self,
+        state: &BridgeState,
+        engine: &NewEngine,
+        gives_way: &dyn Fn(&FollowedEngine) -> bool,
+    ) -> Result<(), RegisterRefusal> {
+        if let Some(other) = BridgeState::other_size(state.staying(gives_way), engine) {
+            return Err(RegisterRefusal::OtherBlockSize {
+                asked: engine.block_size,
+                in_force: other.block_size,
+                whose: SizeOf::Engine(Box::new(other.key.clone())),
+            });
+        }
+        if let Some(other) = BridgeState::at_same_address(state.staying(gives_way), engine) {
+            return Err(RegisterRefusal::SameAddress {
+                key: Box::new(other.key.clone()),
+                endpoint: other.endpoint.clone(),
+                block_size: other.block_size,
+            });
+        }
+        if let Some(namespaces) = &self.inner.options.namespaces {
+            check_block_size(engine, namespaces)?;
+        }
+        let engines_max = self.inner.options.engines_max;
+        match state.staying(gives_way).count() >= engines_max {
+            true => Err(RegisterRefusal::TooMany { engines: engines_max }),
+            false => Ok(()),
+        }
     }
 
     /// Returns the publishers of the engine whose instance or worker is called `name`.

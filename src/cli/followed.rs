@@ -1,19 +1,20 @@
 //! Engines of a bridge that are not followed, in words for people.
 
-use kvatlas_process::registry::EnginesReport;
+use kvatlas_process::registry::{EnginesReport, TroubledEngine};
 
 use super::text::counted;
-use kvatlas_daemon::runbook::{AdviceTable, joined};
+use kvatlas_daemon::runbook::{AdviceTable, joined, named};
 
 /// Advice on an engine that is not followed. Mostly its error says what to do.
 const UNFOLLOWED: &str =
     "where that does not say what to do: kvatlas explain KvatlasServersTroubled names the usual causes";
 
 /// Returns the advice on the error of an engine of a bridge. The error may begin with a word that the pages explain.
-pub(super) fn mend(error: &str) -> String {
-    let word = error.split(':').next().unwrap_or_default();
+pub(super) fn mend(engine: &TroubledEngine) -> String {
+    let word = engine.error.split(':').next().unwrap_or_default();
     let told = AdviceTable::BridgeWords.advice(word);
-    told.unwrap_or_else(|| UNFOLLOWED.to_owned())
+    let mend = told.unwrap_or_else(|| UNFOLLOWED.to_owned());
+    named(&mend, ["NAMESPACE", &engine.instance, "RANK"])
 }
 
 /// Returns a line for each engine that is not followed and for each source that cannot be used. The lines are indented.
@@ -29,7 +30,7 @@ pub(super) fn render(engines: &EnginesReport) -> String {
         text += &format!("  {more} an error\n");
     }
     if !text.is_empty() {
-        let mend = joined(unfollowed.map(|engine| mend(&engine.error)));
+        let mend = joined(unfollowed.map(mend));
         text += &format!("    mend: {mend}\n");
     }
     for source in &engines.sources {

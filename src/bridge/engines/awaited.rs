@@ -59,7 +59,10 @@ impl Bridge {
         };
         let namespaces = self.inner.options.namespaces.as_ref();
         let is_refused = namespaces.is_some_and(|namespaces| check_block_size(&engine, namespaces).is_err());
-        if is_refused || state.engines.contains_key(&engine.key) || state.other_size(&engine).is_some() {
+        if is_refused
+            || state.engines.contains_key(&engine.key)
+            || BridgeState::other_size(state.staying(&|_| false), &engine).is_some()
+        {
             return;
         }
         if let Some(asked) = state.servers.get_mut(key) {

@@ -89,6 +89,14 @@ impl Given {
             .collect()
     }
 
+    /// Whether flags, files or discovery give `engine`, with the same settings.
+    pub(super) fn has(&self, engine: &GivenEngine) -> bool {
+        self.0.values().any(|set| match engine {
+            GivenEngine::Publisher(engine) => set.has_publisher(engine),
+            GivenEngine::Server(server) => set.has_server(server),
+        })
+    }
+
     /// Whether `source` gives this server, with the same settings for asking it as in `server`.
     fn is_of(&self, source: &str, server: &NewServer) -> bool {
         self.0.get(source).is_some_and(|set| set.has_server(server))
@@ -133,6 +141,7 @@ impl Bridge {
             for engine in &ended {
                 let meant = MeantEngines::One(presumed_key(engine));
                 state.kept.unregister(&meant, &self.inner.metrics);
+                self.share(engine.clone(), false);
             }
             for key in before.servers.keys() {
                 self.release_server(&mut state, key);
@@ -156,9 +165,6 @@ impl Bridge {
         }
         if !ended.is_empty() {
             self.keep_registered();
-        }
-        for engine in ended {
-            self.share(engine, false);
         }
         if refused.is_empty() { Ok(()) } else { Err(refused) }
     }

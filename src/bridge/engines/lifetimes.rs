@@ -78,20 +78,26 @@ impl BridgeState {
         }
     }
 
-    /// Renews the registration of an engine that was registered in the same words before. Its address and labels stay,
-    /// which a source may have given meanwhile. Returns whether the other bridges have to be told; `None` if `engine` is not
-    /// registered so. They are told of a renewal at most once per third of the time to live.
-    pub(super) fn renew(&mut self, engine: &GivenEngine) -> Option<bool> {
-        let life = self.lifetime_mut(engine)?.as_mut()?;
-        if life.engine != *engine {
-            return None;
+    /// Whether the registration `old` gives way to `engine`: it has a time to live, and is in its place. One that a source
+    /// gives, too, does not.
+    fn gives_way(&self, old: &GivenEngine, engine: &GivenEngine) -> bool {
+        old.ttl().is_some() && !self.is_given(old) && is_same_place(old, engine)
+    }
+
+    /// Notes that an engine, which is followed, was registered with this bridge. Returns whether the other bridges have to be
+    /// told. They are told of a renewal, which has the same words, at most once per third of the time to live.
+    pub(super) fn renew(&mut self, engine: &GivenEngine) -> bool {
+        let known = self.lifetime_mut(engine).and_then(Option::as_mut);
+        match known.filter(|life| life.engine == *engine && life.untold < life.pause()) {
+            Some(life) => {
+                life.age = Duration::ZERO;
+                false
+            }
+            None => {
+                self.set_registered(engine, true);
+                true
+            }
         }
-        life.age = Duration::ZERO;
-        let is_told = engine.ttl().is_none() || life.untold >= life.pause();
-        if is_told {
-            life.untold = Duration::ZERO;
-        }
-        Some(is_told)
     }
 
     /// Lets `time` pass for all registrations of followed engines. Returns those that are over.
@@ -117,8 +123,8 @@ impl BridgeState {
 
 impl Bridge {
     /// Begins to follow an engine that a client registers. Registrations with a time to live that are in its place end,
-    /// because what is registered last is there now. Returns those that have ended. If the engine is refused nevertheless,
-    /// none has ended: they are followed anew.
+    /// because what is registered last is there now. Returns those that have ended. If the engine would be refused
+    /// nevertheless, none ends.
     pub(super) fn follow_over(
         &self,
         state: &mut BridgeState,
@@ -138,19 +144,18 @@ impl Bridge {
                 | RegisterRefusal::SameAddress { .. }
                 | RegisterRefusal::OtherBlockSize { .. } => {
                     let mut registered = state.registered();
-                    registered.find(|old| old.ttl().is_some() && is_same_place(old, engine))
+                    registered.find(|old| state.gives_way(old, engine))
                 }
                 _ => None,
             };
             let Some(old) = is_in_place else {
-                for old in &replaced {
-                    // Nothing has taken its place.
-                    if self.follow_in(state, old.clone()).is_ok() {
-                        state.set_registered(old, true);
-                    }
-                }
                 return Err(refusal);
             };
+            if let GivenEngine::Publisher(publisher) = engine {
+                self.check_beside(state, publisher, &|followed| {
+                    followed.given().is_some_and(|old| state.gives_way(&old, engine))
+                })?;
+            }
             self.drop_registered(state, &old);
             replaced.push(old);
         }

@@ -17,16 +17,14 @@ use crate::hosts::host_of;
 impl Bridge {
     fn register_engine(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         let mut state = self.inner.state.lock();
-        let is_told = match state.renew(&engine) {
-            Some(is_told) => is_told,
-            None => {
-                for old in self.follow_over(&mut state, &engine)? {
-                    self.share(old, false);
-                }
-                state.set_registered(&engine, true);
-                true
+        let is_renewal = state.registered_as(&engine).as_ref() == Some(&engine);
+        // The same words leave the address and labels that a source gives.
+        if !(is_renewal && state.is_given(&engine)) {
+            for old in self.follow_over(&mut state, &engine)? {
+                self.share(old, false);
             }
-        };
+        }
+        let is_told = state.renew(&engine);
         if is_told {
             self.share(engine, true);
         }

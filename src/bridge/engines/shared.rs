@@ -68,8 +68,8 @@ impl SharedRegistry for Bridge {
         self.inner.state.lock().known_registered()
     }
 
-    /// Follows the engine, or stops following it. The other bridge has checked the engine's host. A known registration, and
-    /// one that is renewed, leaves the address and labels of an engine as they are now.
+    /// Follows the engine, or stops following it. The other bridge has checked the engine's host. A known registration leaves
+    /// the address and labels of an engine as they are now; so does one that is renewed, if a source gives the engine.
     fn apply(&self, heard: HeardRegistration) {
         let HeardRegistration {
             registration: Registration {
@@ -90,14 +90,17 @@ impl SharedRegistry for Bridge {
         if registered.is_none() && state.kept.is_gone(&engine, written) {
             return self.share(engine, false);
         }
-        let is_renewal = registered.as_ref() == Some(&engine);
+        let is_renewal = registered.as_ref() == Some(&engine) && state.is_given(&engine);
         if (is_known || is_renewal) && state.note_registered(&engine) {
             return;
         }
-        let replaced = self.follow_shared(&mut state, engine);
-        // The other bridge may not have known them. An entry from before this bridge may be older than they are.
-        for old in replaced.into_iter().filter(|_| !is_known) {
-            self.share(old, false);
+        let replaced = self.follow_shared(&mut state, engine.clone());
+        // The other bridge may not have known them. An entry from before this bridge may be older than they are. One of the
+        // same name has the same key, which the entry has taken.
+        for old in replaced {
+            if !is_known && !old.is_same_engine(&engine) {
+                self.share(old, false);
+            }
         }
     }
 

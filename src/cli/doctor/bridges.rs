@@ -46,7 +46,7 @@ fn judge_engines(place: &str, engines: &EnginesReport) -> Check {
     };
     let (found, mend) = (
         format!("{}: {}", first.instance, first.error),
-        followed::mend(&first.error),
+        followed::mend(first),
     );
     match engines.troubled_total.saturating_sub(1) {
         0 => Check::warning(NAME, found, mend),

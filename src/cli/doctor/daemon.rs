@@ -18,8 +18,9 @@ use super::report::Check;
 use super::{DoctorArguments, NatsRole};
 
 const ROUND_TRIP: &str = "round trip";
-/// Number of questions that are asked at once. So if one of two daemons hangs, it gets one of them almost for sure.
-const QUESTIONS: u64 = 8;
+/// Number of questions that are asked at once. Each is asked a second time after half of its patience, so if one of two
+/// daemons hangs, a quarter of them has no answer.
+const QUESTIONS: u64 = 32;
 /// Time within which each of these questions should be answered.
 const QUESTION_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two questions whether the daemon has applied the probe event.
@@ -90,14 +91,14 @@ pub(super) async fn check_round_trip(
     let limit = connected.unless_refused(&[&told, &asked, &gathered], limit).await;
     let elapsed = begun.elapsed();
     let unanswered = match limit {
-        Ok(Ok(Ok(ProbeAnswerer::Any))) => unanswered(subjects, connected, namespace).await,
+        Ok(Ok(Ok(ProbeAnswerer::Any)) | Err(_)) => unanswered(subjects, connected, namespace).await,
         _ => 0,
     };
     // The goodbye makes daemons forget the probe's holder.
     probe.take_back(arguments.timeout).await;
     match limit {
         Err(refusal) => refused_probe(&refusal, &told, arguments.role),
-        Ok(Ok(Ok(_))) if unanswered > 0 => Check::warning(
+        Ok(Ok(Ok(_)) | Err(_)) if (1..QUESTIONS).contains(&unanswered) => Check::warning(
             ROUND_TRIP,
             format!("{unanswered} of {QUESTIONS} questions had no answer within {QUESTION_PATIENCE:?}"),
             "a daemon hangs, or has died a moment ago: kvatlas doctor --admin ADDRESS, for each of them, says which one; end it",
@@ -131,8 +132,8 @@ async fn arrive(
     wait_for(arguments, subjects, connected, (probe, hash), lacking).await
 }
 
-/// Asks several questions at once, which NATS spreads over all daemons that answer. Returns how many had no answer. A refusal
-/// is an answer.
+/// Asks several questions at once, which NATS spreads over all daemons that answer. Returns how many had no answer, or one
+/// without some shards. A refusal is an answer.
 async fn unanswered(subjects: &Subjects, connected: &DoctorConnection, namespace: &NamespaceName) -> u64 {
     let ask = |_| async {
         let client = QueryClient::new(connected.nats.clone(), subjects.clone());
@@ -141,7 +142,12 @@ async fn unanswered(subjects: &Subjects, connected: &DoctorConnection, namespace
             .with_patience(QUESTION_PATIENCE)
             .query(namespace, query)
             .await;
-        u64::from(matches!(answered, Err(ClientError::TimedOut { .. })))
+        u64::from(match answered {
+            Ok(reply) => reply
+                .gathered
+                .is_some_and(|gathered| !gathered.missing.is_empty()),
+            Err(error) => matches!(error, ClientError::TimedOut { .. }),
+        })
     };
     let counts = futures_util::future::join_all((0..QUESTIONS).map(ask)).await;
     counts.into_iter().sum()

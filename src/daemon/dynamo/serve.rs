@@ -273,7 +273,10 @@ impl Service {
     /// Reserves memory for a request of `bytes` bytes, which waits until there is enough. A request that is larger than
     /// all of the memory gets all of it. `None` only if the memory is given up.
     async fn room_awaited(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let units = (bytes.min(self.room_bytes_max) / ROOM_BYTES).max(1);
+        let units = bytes
+            .div_ceil(ROOM_BYTES)
+            .min(self.room_bytes_max / ROOM_BYTES)
+            .max(1);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         Arc::clone(&self.room).acquire_many_owned(units).await.ok()
     }

@@ -98,7 +98,7 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
     let is_model =
         |(name, cache): &(NamespaceName, ModelKey)| cache.chains().is_none() && name.as_str() != PROBE_NAME;
     let mut own: Vec<_> = caches.filter(is_model).collect();
-    if own.len() > 1 {
+    if (2..=LOOKED_MAX).contains(&own.len()) {
         own = used(index, own).await;
     }
     let mut own = own.into_iter();
@@ -114,6 +114,9 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
         }
     }
 }
+
+/// Maximum number of models that are looked at. A gateway has to ask its shards about each of them.
+const LOOKED_MAX: usize = 8;
 
 /// Returns those of the models `known` that are used, two at most. Returns all of them if none is. A model whose last
 /// worker has gone is known for some time more.

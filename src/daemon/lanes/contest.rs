@@ -4,7 +4,8 @@
 //! There are two possible causes. Either a publisher whose clock was ahead has died, and has come back with a lower
 //! epoch. Or two processes publish under the same name. In both cases nobody knows which publisher's blocks the holder
 //! has. The holder is *contested* until an epoch above both begins, or until one of the two has been silent for 3
-//! seconds. If that is the believed one, the other one is believed from then on, and asked for all that it has.
+//! seconds. If that is the believed one, and the other one's epoch is lower, the other one is believed from then on, and
+//! asked for all that it has. If the first one comes back, the holder is contested again at once.
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
@@ -130,8 +131,11 @@ impl Holder {
     pub(super) fn is_outlived(&self, batch: &EventBatch, context: Context<'_>) -> bool {
         let has_passed = |since_us: u64| context.clocks.listening_us.saturating_sub(since_us) >= SILENT_US;
         let goes_on = self.other.batches > 1 && self.other.last < cursor_of(batch);
+        // The batches of both may have waited for the lane, so the times count at which they came, too.
+        let apart_us = context.clocks.seen_us.saturating_sub(self.seen_us);
         context.clocks.is_new
             && goes_on
+            && apart_us >= SILENT_US
             && self.other.last.epoch == batch.epoch
             && batch.epoch < self.high_water.seen.epoch
             && has_passed(self.other.since_us)
@@ -139,10 +143,24 @@ impl Holder {
     }
 
     /// Ends a contest (two publishers claim the holder), because `epoch` begins. Does nothing if the other publisher's
-    /// epoch is higher: then nobody has begun an epoch above both.
-    pub(super) fn outgrow_contest(&mut self, epoch: u64) {
-        if self.other.last.epoch <= epoch {
-            self.end_contest();
+    /// epoch is higher: then nobody has begun an epoch above both. If a publisher that had fallen silent goes on with its
+    /// epoch, a contest begins instead.
+    pub(super) fn outgrow_contest(&mut self, epoch: u64, context: Context<'_>) {
+        let last = self.writer.status().cursor.load();
+        match self.outlived.take_if(|outlived| epoch >= *outlived) {
+            Some(outlived) if outlived == epoch => {
+                let rank = self.writer.record().id.rank;
+                self.metrics.contest_begun(self.worker(), rank, epoch, last.epoch);
+                self.other = OtherPublisher {
+                    last,
+                    last_us: context.clocks.listening_us,
+                    since_us: context.clocks.listening_us,
+                    batches: 1,
+                };
+                self.degrade(DegradedReason::Contested);
+            }
+            _ if self.other.last.epoch <= epoch => self.end_contest(),
+            _ => {}
         }
     }
 

@@ -90,6 +90,8 @@ pub(crate) struct Holder {
     pub(super) later_doubts: DegradedReasons,
     /// Record of the dropped batches of another publisher, which claims the same holder.
     pub(super) other: OtherPublisher,
+    /// Epoch of the publisher that was believed before it fell silent and the other one, with a lower epoch, went on.
+    pub(super) outlived: Option<u64>,
     /// Time at which the publisher was last heard of, in microseconds of listening time.
     pub(super) heard_us: u64,
     /// Time at which the publisher was last seen to be alive, on the clock of [`now_us`](super::clock::now_us). That
@@ -128,6 +130,7 @@ impl Holder {
             phase: Phase::default(),
             later_doubts: DegradedReasons::default(),
             other: OtherPublisher::default(),
+            outlived: None,
             heard_us: clocks.listening_us,
             seen_us: clocks.seen_us,
             restored_us: None,
@@ -327,7 +330,7 @@ impl Holder {
     ) {
         self.writer.clear();
         self.forget_size();
-        self.outgrow_contest(next.epoch);
+        self.outgrow_contest(next.epoch, context);
         // This is needed even if the holder has no reasons of its own, because this batch also ends doubts about the
         // stream.
         self.replace_reasons(context);

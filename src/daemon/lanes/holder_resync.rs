@@ -117,7 +117,7 @@ impl Holder {
     /// The blocks of the ended epoch stay until the blocks of the new epoch are known. For a router they are better
     /// than no blocks.
     fn outlive_epoch(&mut self, next: BatchCursor, missed: u64, context: Context<'_>) {
-        self.outgrow_contest(next.epoch);
+        self.outgrow_contest(next.epoch, context);
         self.note_epoch(next.epoch, context);
         if let Some(before) = self.tracker.cursor() {
             self.metrics
@@ -142,9 +142,15 @@ impl Holder {
     /// what the blocks of the one have to do with those of the other.
     pub(super) fn believe_other(&mut self, batch: &EventBatch, context: Context<'_>) {
         self.drop_held();
+        let outlived = self.high_water.seen.epoch;
         self.high_water = HighWater::of(batch);
         let next = cursor_of(batch);
         self.outlive_epoch(next, next.seq.saturating_sub(1), context);
+        self.outlived = Some(outlived);
+        self.note_publisher(PublisherChange::Reconsidered);
+        if !context.holding.is_enabled {
+            self.note_blocks(BlocksChange::Released);
+        }
     }
 
     /// Forgets facts about the process of an ended epoch: what it doubted itself, and how many tokens its blocks have.
@@ -199,7 +205,7 @@ impl Holder {
             .cursor()
             .is_some_and(|known| known.epoch < answer.cursor.epoch)
         {
-            self.outgrow_contest(answer.cursor.epoch);
+            self.outgrow_contest(answer.cursor.epoch, context);
             self.note_epoch(answer.cursor.epoch, context);
             self.forget_epoch();
         }

@@ -22,7 +22,7 @@ use super::line::{Assignments, HolderKey, InFlight, Sender, WorkerKey, ranks_of}
 use super::liveness::{ListeningClock, Silence};
 use super::lost::LostJob;
 use super::queue::JobReceiver;
-use super::sequence::ReceivedBatch;
+use super::sequence::{HighWater, ReceivedBatch};
 use super::server_clock::ServerClock;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
 use super::tally::BatchTally;
@@ -402,7 +402,7 @@ impl Lane {
 
     /// Drops a batch whose block size differs from the namespace's. If the batch's holder exists, and has received no
     /// batch of a higher epoch, removes the holder: the process that stored its blocks has ended. If it has, the batch
-    /// is of another publisher.
+    /// is of another publisher, which is believed once it has outlived the other one.
     ///
     /// Once the namespace has no holder left, a batch can replace the namespace by one with another block size.
     fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch, clocks: JobClocks) {
@@ -417,12 +417,15 @@ impl Lane {
         let is_late = self.unheld.goodbyes.is_over(&key, batch, now_us()).is_some();
         let mut is_outdated = false;
         if let Some(holder) = self.holders.get_mut(&key) {
-            is_outdated = holder.high_water.seen.epoch <= batch.epoch;
-            if is_outdated {
+            let context = self.parts.context(clocks);
+            let is_outlived = holder.is_outlived(batch, context);
+            is_outdated = is_outlived || holder.high_water.seen.epoch <= batch.epoch;
+            if is_outlived {
+                holder.high_water = HighWater::of(batch);
+            } else if is_outdated {
                 // Noted, so that a redelivered batch of the old process makes no holder.
                 holder.high_water.note(batch);
             } else {
-                let context = self.parts.context(clocks);
                 holder.contest(batch, context);
             }
         }

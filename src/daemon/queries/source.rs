@@ -178,7 +178,10 @@ impl Source {
         match self {
             Self::Here(index) => index.is_used(name),
             Self::Shards(_) => match self.status(name).await {
-                Ok(status) => !status.holders.is_empty() || status.refused_holders > 0,
+                Ok(status) => {
+                    let is_whole = status.gathered.is_none_or(|gathered| gathered.missing.is_empty());
+                    !is_whole || !status.holders.is_empty() || status.refused_holders > 0
+                }
                 Err(error) => error.code != ErrorCode::UnknownNamespace,
             },
         }

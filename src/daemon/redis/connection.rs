@@ -206,6 +206,7 @@ impl RedisConnection<'_> {
             }
         }
         if goes == Goes::On && self.input.len() >= self.command_bytes_max() {
+            self.look_up().await?;
             self.cut(RedisRefusal::TooLarge, "ERR a command is too long")
                 .await?;
             return Ok(Goes::Away);
@@ -302,6 +303,8 @@ impl RedisConnection<'_> {
             part.reply(place, &own, &mut self.replies);
             if self.replies.bytes().len() >= PIECE_BYTES {
                 self.write().await?;
+                // A client that takes its replies at once would keep the thread from others.
+                tokio::task::yield_now().await;
             }
         }
         let count = u64::try_from(keys.len()).unwrap_or(u64::MAX);

@@ -22,6 +22,7 @@ use super::attempt::{Attempt, ResyncSettings, ResyncerParts};
 use super::pace::Attempts;
 use super::queue::FairQueue;
 use super::slots::ResyncSlots;
+use crate::vital::vital;
 
 /// Maximum pause between two passes over all holders that look for holders in doubt.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -211,7 +212,7 @@ impl Resyncer {
                 generation,
             };
             let (ended, stop) = (ended.clone(), stop.clone());
-            tokio::spawn(async move {
+            tokio::spawn(vital(async move {
                 let holder = attempt.holder.clone();
                 tokio::select! {
                     () = stop.cancelled() => {}
@@ -220,7 +221,7 @@ impl Resyncer {
                         let _ = ended.send(AttemptOutcome { holder, result });
                     }
                 }
-            });
+            }));
         }
     }
 

@@ -137,10 +137,17 @@ async fn a_refused_registration_ends_no_other_one() {
     bridge
         .register_given(given("gpu-1=tcp://127.0.0.1:2,block_size=16"))
         .unwrap();
+    let stop = {
+        let state = bridge.inner.state.lock();
+        state.engines.values().next().unwrap().stop.clone()
+    };
     let refused = bridge.register_given(with_ttl("gpu-9=tcp://127.0.0.1:1,block_size=32"));
     assert!(matches!(refused, Err(RegisterRefusal::OtherBlockSize { .. })));
     assert_eq!(names(&bridge), ["gpu-0", "gpu-1"]);
-    assert!(bridge.inner.state.lock().known_registered().contains(&old));
+    let state = bridge.inner.state.lock();
+    assert!(state.known_registered().contains(&old));
+    assert!(!stop.is_cancelled(), "it is followed without a break");
+    drop(state);
     bridge.pass(TTL);
     assert_eq!(names(&bridge), ["gpu-1"]);
 }
@@ -171,6 +178,16 @@ async fn a_renewal_leaves_the_address_that_a_source_gives() {
         address().as_deref(),
         Some("10.0.0.8:80"),
         "it says something else"
+    );
+    let flag = given("gpu-0=tcp://127.0.0.1:1,address=10.0.0.9:80");
+    bridge.replace("flags", &[flag]).unwrap();
+    bridge.replace("flags", &[]).unwrap();
+    let other = with_ttl("gpu-0=tcp://127.0.0.1:1,address=10.0.0.8:80");
+    bridge.register_given(other).unwrap();
+    assert_eq!(
+        address().as_deref(),
+        Some("10.0.0.8:80"),
+        "no source gives it any more"
     );
 }
 

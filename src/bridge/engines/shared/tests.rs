@@ -112,6 +112,21 @@ async fn a_registration_that_gives_way_to_another_bridges_ends_for_all() {
     assert_eq!(shared.take_noted(&old), Some(false));
 }
 
+/// The entry has the key of the registration that it replaces: telling of that one's end would end the new one.
+#[tokio::test]
+async fn a_registration_that_another_bridge_has_changed_is_told_by_nobody() {
+    let bridge = sharing();
+    for endpoint in ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"] {
+        let mut engine = given(&format!("gpu-1={endpoint}"));
+        if let GivenEngine::Publisher(engine) = &mut engine {
+            engine.ttl = Some(Duration::from_secs(60));
+        }
+        bridge.apply(entry_of(engine.clone(), true));
+        assert_eq!(bridge.inner.state.lock().known_registered(), [engine.clone()]);
+        assert_eq!(bridge.shared_registrations().unwrap().take_noted(&engine), None);
+    }
+}
+
 /// A request to unregister an engine comes before the bridge has read JetStream, or names an engine that the bridge refuses.
 #[tokio::test]
 async fn a_request_for_an_engine_that_is_not_followed_counts() {

@@ -63,7 +63,7 @@ fn at(second: u64) -> JobClocks {
         monotonic_us: second * 1_000_000,
         unix_us: second * 1_000_000,
         listening_us: second * 1_000_000,
-        seen_us: 1,
+        seen_us: second * 1_000_000,
         is_new: true,
     }
 }
@@ -87,8 +87,13 @@ async fn the_publisher_that_goes_on_is_believed() {
         "it is still to be asked"
     );
     // The first one is back: nobody knows whose blocks the holder has.
-    assert_eq!(alone.receive(6, 9, 2).0, 9);
+    assert_eq!(
+        alone.receive(6, 9, 2),
+        (9, DegradedReasons::of(gap).with(contested))
+    );
     assert_eq!(alone.receive(7, 5, 9).1, DegradedReasons::of(gap).with(contested));
+    // An epoch above both ends it.
+    assert_eq!(alone.receive(8, 10, 1), (10, DegradedReasons::default()));
 }
 
 #[tokio::test]
@@ -105,4 +110,11 @@ async fn nobody_else_is_believed_while_both_go_on() {
         ..at(31)
     };
     assert_eq!(alone.receive_at(waited, 5, 20).0, 9);
+    // Nor one that came soon after the last batch of the believed one, and waited for the lane.
+    let late = JobClocks {
+        seen_us: 20_000_000,
+        ..at(32)
+    };
+    assert_eq!(alone.receive_at(late, 5, 21).0, 9);
+    assert_eq!(alone.receive(33, 5, 22).0, 5);
 }
