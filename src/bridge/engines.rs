@@ -216,25 +216,6 @@ struct BridgeState {
 }
 
 impl BridgeState {
-    /// Whether flags, files or discovery give `engine`, with the same settings.
-    fn is_given(&self, engine: &GivenEngine) -> bool {
-        self.given.has(engine)
-    }
-
-    /// Returns an engine among `others` that is followed at the same address as `engine`, but with another model or block
-    /// size; `None` if there is none.
-    fn at_same_address<'a>(
-        mut others: impl Iterator<Item = &'a NewEngine>,
-        engine: &NewEngine,
-    ) -> Option<&'a NewEngine> {
-        others.find(|other| {
-            let is_same_address = other.endpoint == engine.endpoint && other.topic == engine.topic;
-            let is_same_cache =
-                other.key.model.is_same_cache(&engine.key.model) && other.block_size == engine.block_size;
-            is_same_address && !is_same_cache
-        })
-    }
-
     /// Stops following an engine, so that daemons forget it.
     fn remove(&mut self, key: &EngineKey) {
         if let Some(followed) = self.engines.remove(key) {
@@ -268,14 +249,19 @@ impl BridgeState {
         let staying = self.engines.values().filter(move |followed| !gives_way(followed));
         staying.map(|followed| &followed.engine)
     }
+}
 
-    /// Returns an engine among `others` of the same model with another block size; `None` if there is none.
-    fn other_size<'a>(
-        mut others: impl Iterator<Item = &'a NewEngine>,
-        engine: &NewEngine,
-    ) -> Option<&'a NewEngine> {
-        others.find(|other| other.key.model == engine.key.model && other.block_size != engine.block_size)
-    }
+/// Whether two engines are of one model, with different block sizes.
+fn has_other_size(other: &NewEngine, engine: &NewEngine) -> bool {
+    other.key.model == engine.key.model && other.block_size != engine.block_size
+}
+
+/// Whether two engines are at one address, with different models or block sizes.
+fn is_in_the_way(other: &NewEngine, engine: &NewEngine) -> bool {
+    let is_same_address = other.endpoint == engine.endpoint && other.topic == engine.topic;
+    let is_same_cache =
+        other.key.model.is_same_cache(&engine.key.model) && other.block_size == engine.block_size;
+    is_same_address && !is_same_cache
 }
 
 /// Follows engines. Cheap to clone; all clones are one bridge.
@@ -449,14 +435,20 @@ impl Bridge {
         engine: &NewEngine,
         gives_way: &dyn Fn(&FollowedEngine) -> bool,
     ) -> Result<(), RegisterRefusal> {
-        if let Some(other) = BridgeState::other_size(state.staying(gives_way), engine) {
+        if let Some(other) = state
+            .staying(gives_way)
+            .find(|other| has_other_size(other, engine))
+        {
             return Err(RegisterRefusal::OtherBlockSize {
                 asked: engine.block_size,
                 in_force: other.block_size,
                 whose: SizeOf::Engine(Box::new(other.key.clone())),
             });
         }
-        if let Some(other) = BridgeState::at_same_address(state.staying(gives_way), engine) {
+        if let Some(other) = state
+            .staying(gives_way)
+            .find(|other| is_in_the_way(other, engine))
+        {
             return Err(RegisterRefusal::SameAddress {
                 key: Box::new(other.key.clone()),
                 endpoint: other.endpoint.clone(),

@@ -399,8 +399,8 @@ tables! {
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long a connection of one of llm-d's routers may be idle, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
-        /// How long a command of one of llm-d's routers, and the pipelined HKEYS before it, may take to arrive, and how
-        /// long the router may take to receive the reply, in milliseconds.
+        /// How long a command of one of llm-d's routers may take to arrive, with the pipelined HKEYS before it. The
+        /// router may take as long to receive the reply. In milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
         /// Maximum number of bytes of all speculative entries (guesses of llm-d's routers); beyond it, the oldest
         /// entries are dropped.

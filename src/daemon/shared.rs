@@ -100,7 +100,8 @@ impl Shared {
     }
 }
 
-/// Set of tasks that are stopped together at a step of the daemon's stop. All are vital: if one panics, the process ends.
+/// Set of tasks that are stopped together at a step of the daemon's stop. Those that its
+/// methods start are vital: if one panics, the process ends.
 #[derive(Default)]
 pub(crate) struct Stage {
     pub(crate) stop: CancellationToken,

@@ -1,4 +1,4 @@
-//! Parts of the daemon without which its answers would be wrong in silence: the lanes, and the tasks of its stages.
+//! Parts of the daemon without which its answers would be wrong in silence: the lanes, and the lasting tasks of its stages.
 //!
 //! If one of them panics, events are no longer applied, or silent holders no longer noticed, while queries would still be
 //! answered as exact. So the whole process ends, and whoever supervises it starts it again, from its last snapshot.

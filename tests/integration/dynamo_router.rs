@@ -284,8 +284,7 @@ async fn routers_ask_over_tcp() {
     let client = Client::connect(broker.url()).await;
     fill(&client).await;
     let record = eventually("the record is there", async || record(folder.path())).await;
-    let target = record["transport"]["tcp"].as_str().unwrap();
-    let (address, path) = target.split_once('/').unwrap();
+    let (address, path) = tcp_target(&record);
     let router = Router::new().await;
     let mut stream = TcpStream::connect(address).await.unwrap();
     // Several requests are sent on one connection.
@@ -403,10 +402,7 @@ async fn a_request_over_tcp_waits_for_room() {
     ];
     let daemon = daemon(broker.url(), &settings).await;
     let record = eventually("the record is there", async || record(folder.path())).await;
-    let (address, path) = record["transport"]["tcp"]
-        .as_str()
-        .and_then(|target| target.split_once('/'))
-        .unwrap();
+    let (address, path) = tcp_target(&record);
     let request = Router::new().await.request(&question(MODEL, 6));
     let mut large = TcpStream::connect(address).await.unwrap();
     let mut small = TcpStream::connect(address).await.unwrap();
@@ -427,6 +423,12 @@ async fn a_request_over_tcp_waits_for_room() {
     };
     let ((), ()) = tokio::join!(waiting, made);
     daemon.stop().await;
+}
+
+/// Returns the address and the path at which an instance takes requests over TCP, as its record says.
+fn tcp_target(record: &Value) -> (&str, &str) {
+    let target = record["transport"]["tcp"].as_str().unwrap();
+    target.split_once('/').unwrap()
 }
 
 /// Returns the bytes of a request over TCP before its payload of `bytes` bytes.
@@ -506,11 +508,7 @@ async fn a_component_may_be_a_tenants() {
         records.find(|record| record["component"] == "other" && record["transport"]["tcp"].is_string())
     })
     .await;
-    let (address, path) = record["transport"]["tcp"]
-        .as_str()
-        .unwrap()
-        .split_once('/')
-        .unwrap();
+    let (address, path) = tcp_target(&record);
     let mut stream = TcpStream::connect(address).await.unwrap();
     send_over_tcp(&mut stream, path, &router.request(&question(MODEL, 6))).await;
     assert_eq!(data(&router.answer().await), teams(11));

@@ -48,6 +48,17 @@ fn publisher(client: &Client, pod: &str) -> Publisher {
     Publisher::new(client.nats.clone(), &subjects(), &namespace(), &worker, 0)
 }
 
+/// Has pod a store the blocks `keys` in a namespace, and waits until the daemon knows them. Returns the pod's publisher.
+async fn stores(client: &Client, namespace: &NamespaceName, keys: &[SequenceHash]) -> Publisher {
+    let worker = worker_of_instance("a").unwrap();
+    let mut publisher = Publisher::new(client.nats.clone(), &subjects(), namespace, &worker, 0);
+    let stored = StoredBlocks::by_sequence(None, None, keys.to_vec());
+    let events = vec![Event::Stored(stored)];
+    publisher.publish(Tier::DEVICE, events).await.unwrap();
+    settles_in(client, namespace, keys.len() as u64).await;
+    publisher
+}
+
 /// Waits until all holders of the namespace together have exactly `blocks` blocks.
 async fn settles(client: &Client, blocks: u64) {
     settles_in(client, &namespace(), blocks).await;
@@ -309,14 +320,7 @@ async fn a_prompt_that_comes_in_parts_counts_as_found() {
     let model = ModelKey::new("in-parts").speaking(model().scheme);
     let (chains, namespace) = (model.chains().unwrap(), model.namespace().unwrap());
     let keys = chains.sequence_hashes(&tokens(6 * 16), BlockSize::DEFAULT, None, None);
-    let pod = worker_of_instance("a").unwrap();
-    let mut publisher = Publisher::new(client.nats.clone(), &subjects(), &namespace, &pod, 0);
-    let stored = StoredBlocks::by_sequence(None, None, keys.clone());
-    publisher
-        .publish(Tier::DEVICE, vec![Event::Stored(stored)])
-        .await
-        .unwrap();
-    settles_in(&client, &namespace, 6).await;
+    let _publisher = stores(&client, &namespace, &keys).await;
     let mut router = Router::connect(&daemon).await;
     let expected = format!("*1\r\n{}", field("a", "gpu")).repeat(2);
     for part in keys.chunks(2) {
@@ -369,14 +373,7 @@ async fn namespaces_that_nobody_uses_take_no_place_among_the_searched() {
         let model = ModelKey::new(format!("many-{number:02}")).speaking(model().scheme);
         let (chains, namespace) = (model.chains().unwrap(), model.namespace().unwrap());
         last = chains.sequence_hashes(&tokens(16), BlockSize::DEFAULT, None, None);
-        let pod = worker_of_instance("a").unwrap();
-        let mut publisher = Publisher::new(client.nats.clone(), &subjects(), &namespace, &pod, 0);
-        let stored = StoredBlocks::by_sequence(None, None, last.clone());
-        publisher
-            .publish(Tier::DEVICE, vec![Event::Stored(stored)])
-            .await
-            .unwrap();
-        settles_in(&client, &namespace, 1).await;
+        let publisher = stores(&client, &namespace, &last).await;
         first.get_or_insert(publisher);
     }
     let mut router = Router::connect(&daemon).await;

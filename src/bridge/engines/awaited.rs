@@ -15,7 +15,7 @@ use super::super::check::check_block_size;
 use super::super::progress::log_untold;
 use super::super::server::ServerHandle;
 use super::servers::AskedServer;
-use super::{Bridge, BridgeState, Inner};
+use super::{Bridge, BridgeState, Inner, has_other_size};
 
 /// Report to daemons that the state of an engine is not known. The bridge repeats the report until the server that the
 /// engine runs in has told how to follow the engine's events.
@@ -61,7 +61,9 @@ impl Bridge {
         let is_refused = namespaces.is_some_and(|namespaces| check_block_size(&engine, namespaces).is_err());
         if is_refused
             || state.engines.contains_key(&engine.key)
-            || BridgeState::other_size(state.staying(&|_| false), &engine).is_some()
+            || state
+                .staying(&|_| false)
+                .any(|other| has_other_size(other, &engine))
         {
             return;
         }

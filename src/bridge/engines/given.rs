@@ -9,7 +9,7 @@ use kvatlas_process::registry::{
 
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
-use super::servers::{AskedServer, presumed_key};
+use super::servers::presumed_key;
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engines of one source, by name. Of two engines with one name, only the first is in the set. The bridge refuses the
@@ -67,14 +67,14 @@ impl Given {
         endpoints.any(|endpoint| host_of(endpoint).as_deref() == Some(host))
     }
 
-    /// Whether flags, files or discovery give the engine that `followed` follows.
-    fn has_publisher(&self, followed: &FollowedEngine) -> bool {
-        self.0.values().any(|set| set.has_publisher(&followed.engine))
+    /// Whether flags, files or discovery give this engine, with the same settings.
+    fn has_publisher(&self, engine: &NewEngine) -> bool {
+        self.0.values().any(|set| set.has_publisher(engine))
     }
 
-    /// Whether flags, files or discovery give the server that `asked` asks.
-    fn has_server(&self, asked: &AskedServer) -> bool {
-        self.0.values().any(|set| set.has_server(&asked.handle.server))
+    /// Whether flags, files or discovery give this server, with the same settings.
+    fn has_server(&self, server: &NewServer) -> bool {
+        self.0.values().any(|set| set.has_server(server))
     }
 
     /// Returns the engines that sources give under the names in `dropped`.
@@ -91,10 +91,10 @@ impl Given {
 
     /// Whether flags, files or discovery give `engine`, with the same settings.
     pub(super) fn has(&self, engine: &GivenEngine) -> bool {
-        self.0.values().any(|set| match engine {
-            GivenEngine::Publisher(engine) => set.has_publisher(engine),
-            GivenEngine::Server(server) => set.has_server(server),
-        })
+        match engine {
+            GivenEngine::Publisher(engine) => self.has_publisher(engine),
+            GivenEngine::Server(server) => self.has_server(server),
+        }
     }
 
     /// Whether `source` gives this server, with the same settings for asking it as in `server`.
@@ -172,7 +172,9 @@ impl Bridge {
     /// Stops asking a server that was not registered and that no source gives with its present settings.
     pub(super) fn release_server(&self, state: &mut BridgeState, key: &ServerKey) {
         let asked = state.servers.get(key);
-        if asked.is_some_and(|asked| asked.registered.is_none() && !state.given.has_server(asked)) {
+        if asked
+            .is_some_and(|asked| asked.registered.is_none() && !state.given.has_server(&asked.handle.server))
+        {
             state.end_server(key);
             self.count(state);
         }
@@ -210,7 +212,9 @@ impl BridgeState {
     /// that a server has reported stays.
     pub(super) fn release(&mut self, key: &EngineKey) {
         let is_held = |followed: &FollowedEngine| {
-            followed.registered.is_some() || followed.origin.is_some() || self.given.has_publisher(followed)
+            followed.registered.is_some()
+                || followed.origin.is_some()
+                || self.given.has_publisher(&followed.engine)
         };
         if !self.engines.get(key).is_none_or(is_held) {
             self.remove(key);

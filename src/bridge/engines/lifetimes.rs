@@ -81,7 +81,7 @@ impl BridgeState {
     /// Whether the registration `old` gives way to `engine`: it has a time to live, and is in its place. One that a source
     /// gives, too, does not.
     fn gives_way(&self, old: &GivenEngine, engine: &GivenEngine) -> bool {
-        old.ttl().is_some() && !self.is_given(old) && is_same_place(old, engine)
+        old.ttl().is_some() && !self.given.has(old) && is_same_place(old, engine)
     }
 
     /// Notes that an engine, which is followed, was registered with this bridge. Returns whether the other bridges have to be
@@ -196,4 +196,4 @@ impl Bridge {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

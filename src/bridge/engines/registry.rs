@@ -19,7 +19,7 @@ impl Bridge {
         let mut state = self.inner.state.lock();
         let is_renewal = state.registered_as(&engine).as_ref() == Some(&engine);
         // The same words leave the address and labels that a source gives.
-        if !(is_renewal && state.is_given(&engine)) {
+        if !(is_renewal && state.given.has(&engine)) {
             for old in self.follow_over(&mut state, &engine)? {
                 self.share(old, false);
             }

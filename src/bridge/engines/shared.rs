@@ -90,7 +90,7 @@ impl SharedRegistry for Bridge {
         if registered.is_none() && state.kept.is_gone(&engine, written) {
             return self.share(engine, false);
         }
-        let is_renewal = registered.as_ref() == Some(&engine) && state.is_given(&engine);
+        let is_renewal = registered.as_ref() == Some(&engine) && state.given.has(&engine);
         if (is_known || is_renewal) && state.note_registered(&engine) {
             return;
         }

@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use xxhash_rust::xxh3::xxh3_128;
 
 use kvatlas_process::broker::mend_requests;
@@ -209,7 +209,7 @@ impl SharedRegistrations {
         // Revisions that this bridge has written and that the watch has not shown yet. Earlier entries of the same keys
         // are outdated.
         let mut written = BTreeMap::new();
-        let mut looks = tokio::time::interval(LOOK_PAUSE);
+        let mut looks = interval_at(Instant::now() + LOOK_PAUSE, LOOK_PAUSE);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {

@@ -89,7 +89,7 @@ pub use event::{BlockContent, BlockNames, Event, RUN_BYTES, RemovedBlocks, Store
 pub use hint::{HINTS_MAX, Hint, HintReport};
 pub use limits::WireLimits;
 pub use model::{
-    DEFAULT_TENANT, ModelKey, instance_among, instance_of_worker, is_pool, pool_of_instance,
+    DEFAULT_TENANT, ModelKey, instance_among, instance_of_worker, is_pool, pool_of_instance, usual_number,
     worker_of_instance, workers_of_instance,
 };
 pub use namespaces::NamespacesReply;

@@ -147,6 +147,13 @@ impl fmt::Display for ModelKey {
     }
 }
 
+/// Returns the number that `text` is in its usual form (no sign, no leading zeros); `None` if it is no such number.
+pub fn usual_number(text: &str) -> Option<u64> {
+    text.parse()
+        .ok()
+        .filter(|number: &u64| number.to_string() == text)
+}
+
 /// Returns the worker's name for the instance that a gateway calls `instance`, encoded with the same codes.
 ///
 /// # Errors

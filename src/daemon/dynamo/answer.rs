@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use kvatlas_core::wire::{ErrorCode, ModelKey, QueryKey};
+use kvatlas_core::wire::{ErrorCode, ModelKey, QueryKey, usual_number};
 
 use crate::queries::{Found, FoundHolder, Misses, Source};
 use kvatlas_process::admin::Readiness;
@@ -80,9 +80,7 @@ fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
     let mut scores = Vec::new();
     let (mut host, mut disk) = (Vec::new(), Vec::new());
     for holder in holders.iter().filter_map(FoundHolder::certain) {
-        let name = holder.id.worker.as_str();
-        let number = name.parse::<u64>().ok();
-        let Some(worker_id) = number.filter(|number| number.to_string() == name) else {
+        let Some(worker_id) = usual_number(holder.id.worker.as_str()) else {
             continue;
         };
         let worker = json!({"worker_id": worker_id, "dp_rank": holder.id.rank});

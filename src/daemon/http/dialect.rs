@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use kvatlas_core::hash::{BlockHash, SequenceHash};
 use kvatlas_core::wire::{
     DEFAULT_TENANT, ErrorCode, ModelKey, NamespaceName, QueryKey, WireError, WireLimits, WorkerName,
-    workers_of_instance,
+    usual_number, workers_of_instance,
 };
 
 use kvatlas_telemetry::labels::QueryKind;
@@ -57,9 +57,9 @@ impl InstanceId {
     /// Returns [`Self::Number`] if the text is a number in its usual form (no sign, no leading zeros), else
     /// [`Self::Text`].
     pub(super) fn of_text(text: &str) -> Self {
-        match text.parse::<u64>() {
-            Ok(number) if number.to_string() == text => Self::Number(number),
-            _ => Self::Text(text.to_owned()),
+        match usual_number(text) {
+            Some(number) => Self::Number(number),
+            None => Self::Text(text.to_owned()),
         }
     }
 

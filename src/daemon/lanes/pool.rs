@@ -515,11 +515,10 @@ impl LanePool {
         Ok(())
     }
 
-    /// Lets every lane look for three things: events that have waited for too long, held batches that have waited for
-    /// too long, and silent holders. Must be called every `TICK_INTERVAL`.
+    /// Lets every lane look for events and held batches that have waited for too long, and for silent holders. Must be
+    /// called every `TICK_INTERVAL`.
     ///
-    /// `is_listening` says whether events can be received at present. While they cannot, no holder becomes stale or
-    /// gone.
+    /// While events cannot be received (`is_listening` is false), no holder becomes stale or gone.
     pub fn tick(&self, is_listening: bool) {
         self.flows.prune();
         self.unheld.look(is_listening);

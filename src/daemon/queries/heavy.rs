@@ -31,7 +31,8 @@ const WAITING_WORK_MAX: u64 = 4 << 20;
 /// Time after which a piece of a heavy request ends. A query in progress is finished first.
 pub(super) const PIECE: Duration = Duration::from_millis(1);
 
-/// Queues of heavy requests (requests that take long), one for each namespace. All listeners and NATS share them.
+/// Queues of heavy requests (requests that take long), one for each namespace. NATS, HTTP and gRPC share them; the
+/// listener of llm-d's routers has none, as it makes its replies in pieces as its clients take them.
 #[derive(Debug, Default)]
 pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, HeavyQueue>>);
 

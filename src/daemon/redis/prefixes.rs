@@ -103,14 +103,6 @@ pub(super) struct Prefixes {
     misses: Misses,
 }
 
-/// Holders that have leading blocks of a prompt, from all searched namespaces.
-#[derive(Default)]
-struct PrefixHolders {
-    holders: Vec<FoundHolder>,
-    /// All searched namespaces.
-    searched: Vec<NamespaceName>,
-}
-
 impl Prefixes {
     pub(super) fn new(source: Arc<Source>, readiness: Arc<Readiness>) -> Self {
         Self {
@@ -131,27 +123,28 @@ impl Prefixes {
             return PipelinePart::default();
         }
         let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
+        let names = self.names().await;
         let before = std::mem::take(&mut chain.keys);
         if std::mem::take(&mut chain.is_held) {
             let offset = before.len();
             let next = keys.get(..1).unwrap_or_default();
             if self
-                .is_held_beyond(offset, [before.as_slice(), next].concat())
+                .is_held_beyond(&names, offset, [before.as_slice(), next].concat())
                 .await
             {
-                return self.search(chain, [before, keys].concat(), offset).await;
+                return self.search(&names, chain, [before, keys].concat(), offset).await;
             }
         }
-        self.search(chain, keys, 0).await
+        self.search(&names, chain, keys, 0).await
     }
 
     /// Whether a worker holds more of the prompt `keys` than its first `blocks` blocks. In a gateway, the shards count this
     /// search as an answer nevertheless.
-    async fn is_held_beyond(&self, blocks: usize, keys: Vec<SequenceHash>) -> bool {
+    async fn is_held_beyond(&self, names: &[NamespaceName], blocks: usize, keys: Vec<SequenceHash>) -> bool {
         let key = self.key_of(keys);
         let is_deeper = |holder: &FoundHolder| holder.matched_blocks as usize > blocks;
-        for name in self.names().await {
-            let found = self.source.find_uncounted(&name, &key).await;
+        for name in names {
+            let found = self.source.find_uncounted(name, &key).await;
             if found.is_ok_and(|found| found.holders.iter().any(is_deeper)) {
                 return true;
             }
@@ -161,11 +154,17 @@ impl Prefixes {
 
     /// Searches for the prompt `keys`, and notes it in `chain`. The first `offset` keys came in earlier parts of the
     /// pipeline.
-    async fn search(&self, chain: &mut PromptChain, keys: Vec<SequenceHash>, offset: usize) -> PipelinePart {
+    async fn search(
+        &self,
+        names: &[NamespaceName],
+        chain: &mut PromptChain,
+        keys: Vec<SequenceHash>,
+        offset: usize,
+    ) -> PipelinePart {
         let asked = keys.len();
         let key = self.key_of(keys);
-        let PrefixHolders { holders, searched } = self.find(&key).await;
-        let knows = |worker: &WorkerName| searched.iter().any(|name| self.source.knows_worker(name, worker));
+        let holders = self.find(names, &key).await;
+        let knows = |worker: &WorkerName| names.iter().any(|name| self.source.knows_worker(name, worker));
         let part = PipelinePart {
             offset,
             pods: pods(&holders, knows),
@@ -195,12 +194,11 @@ impl Prefixes {
         searched(&self.source, names, &self.errors).0
     }
 
-    /// Returns the holders that have leading blocks of the prompt, from all searched namespaces. Several namespaces may
+    /// Returns the holders that have leading blocks of the prompt, from the namespaces `names`. Several namespaces may
     /// have holders: a prompt's keys belong to one model, and a model has one namespace for each tenant.
-    async fn find(&self, key: &QueryKey) -> PrefixHolders {
-        let (mut held, mut empty) = (PrefixHolders::default(), None);
-        let names = self.names().await;
-        for name in &names {
+    async fn find(&self, names: &[NamespaceName], key: &QueryKey) -> Vec<FoundHolder> {
+        let (mut holders, mut empty) = (Vec::new(), None);
+        for name in names {
             let begun = Instant::now();
             match self.source.find(name, key, None).await {
                 // The namespace has been forgotten since it was listed.
@@ -212,20 +210,19 @@ impl Prefixes {
                 Ok(mut found) => {
                     self.count(name, &found, begun.elapsed());
                     found.lend_addresses(|worker| self.source.addresses_of(name, worker));
-                    held.holders.extend(found.holders);
+                    holders.extend(found.holders);
                 }
             }
         }
-        if !held.holders.is_empty() {
+        if !holders.is_empty() {
             self.misses.found();
         } else {
             if let Some((name, found, elapsed)) = empty {
                 self.count(name, &found, elapsed);
             }
-            self.misses.missed(&self.source, &names);
+            self.misses.missed(&self.source, names);
         }
-        held.searched = names;
-        held
+        holders
     }
 
     fn count(&self, name: &NamespaceName, found: &Found, elapsed: Duration) {

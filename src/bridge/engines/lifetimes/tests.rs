@@ -14,7 +14,7 @@ const THIRD: Duration = Duration::from_secs(40);
 const HALF: Duration = Duration::from_secs(60);
 
 /// Returns an engine as a client registers it with a time to live.
-fn with_ttl(text: &str) -> GivenEngine {
+pub(in super::super) fn with_ttl(text: &str) -> GivenEngine {
     let mut engine = given(text);
     match &mut engine {
         GivenEngine::Publisher(engine) => engine.ttl = Some(TTL),

@@ -5,6 +5,7 @@ use kvatlas_process::registry::EngineRegistry;
 
 use super::super::BridgeOptions;
 use super::super::kept::tests::{given, names};
+use super::super::lifetimes::tests::with_ttl;
 use super::super::servers::presumed_key;
 use super::*;
 use crate::StatePlace;
@@ -101,10 +102,7 @@ async fn an_engine_that_is_registered_after_a_request_to_unregister_it_stays() {
 #[tokio::test]
 async fn a_registration_that_gives_way_to_another_bridges_ends_for_all() {
     let bridge = sharing();
-    let mut old = given("gpu-1=tcp://127.0.0.1:1");
-    if let GivenEngine::Publisher(engine) = &mut old {
-        engine.ttl = Some(Duration::from_secs(60));
-    }
+    let old = with_ttl("gpu-1=tcp://127.0.0.1:1");
     bridge.apply(entry_of(old.clone(), true));
     bridge.apply(entry("gpu-2=tcp://127.0.0.1:1,model=n", true));
     assert_eq!(names(&bridge), ["gpu-2"]);
@@ -117,12 +115,12 @@ async fn a_registration_that_gives_way_to_another_bridges_ends_for_all() {
 async fn a_registration_that_another_bridge_has_changed_is_told_by_nobody() {
     let bridge = sharing();
     for endpoint in ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"] {
-        let mut engine = given(&format!("gpu-1={endpoint}"));
-        if let GivenEngine::Publisher(engine) = &mut engine {
-            engine.ttl = Some(Duration::from_secs(60));
-        }
+        let engine = with_ttl(&format!("gpu-1={endpoint}"));
         bridge.apply(entry_of(engine.clone(), true));
-        assert_eq!(bridge.inner.state.lock().known_registered(), [engine.clone()]);
+        assert_eq!(
+            bridge.inner.state.lock().known_registered(),
+            std::slice::from_ref(&engine)
+        );
         assert_eq!(bridge.shared_registrations().unwrap().take_noted(&engine), None);
     }
 }
