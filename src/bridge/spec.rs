@@ -171,61 +171,48 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
         None if GivenEngine::is_url(first) => ("", first),
         None => return Err("the name or the endpoint is missing".to_owned()),
     };
-    let mut engine = EngineText {
-        name: name.to_owned(),
-        endpoint: endpoint.to_owned(),
-        ..EngineText::default()
-    };
+    let (mut engine, mut labels) = (toml::Table::new(), BTreeMap::new());
+    engine.insert("name".to_owned(), name.into());
+    engine.insert("endpoint".to_owned(), endpoint.into());
     for part in parts {
         let (key, value) = part
             .split_once('=')
             .ok_or_else(|| format!("{part:?} has no value"))?;
-        let number = || {
-            value
-                .parse::<u32>()
-                .map_err(|_| format!("{key} is {value:?}, which is no number"))
-        };
-        let flag = || match value {
-            "true" => Ok(true),
-            "false" => Ok(false),
-            _ => Err(format!("{key} is {value:?}; write true or false")),
-        };
         let twice = match key {
-            "replay" => engine.replay.replace(value.to_owned()).is_some(),
-            "rank" => engine.rank.replace(number()?).is_some(),
-            "ranks" => engine.ranks.replace(number()?).is_some(),
-            "format" => engine.format.replace(value.to_owned()).is_some(),
-            "model" => engine.model.replace(value.to_owned()).is_some(),
-            "tenant" => engine.tenant.replace(value.to_owned()).is_some(),
-            "block_size" => engine.block_size.replace(number()?).is_some(),
-            "topic" => engine.topic.replace(value.to_owned()).is_some(),
-            "adapters" => engine.adapters.replace(value.to_owned()).is_some(),
-            "salts" => engine.salts.replace(value.to_owned()).is_some(),
-            "lookahead" => engine.lookahead.replace(value.to_owned()).is_some(),
-            "tiers" => engine.tiers.replace(value.to_owned()).is_some(),
-            "groups" => {
-                let words = value.split('/').map(str::to_owned);
-                engine.groups.replace(words.collect()).is_some()
-            }
-            "hybrid" => engine.hybrid.replace(flag()?).is_some(),
-            "eagle" => engine.eagle.replace(flag()?).is_some(),
-            "divergent_hits" => engine.divergent_hits.replace(flag()?).is_some(),
-            "address" => engine.address.replace(value.to_owned()).is_some(),
             "label" => {
                 let (key, value) = value
                     .split_once(':')
                     .ok_or_else(|| format!("label is {value:?}; write KEY:VALUE"))?;
-                engine.labels.insert(key.to_owned(), value.to_owned()).is_some()
+                labels.insert(key.to_owned(), value.to_owned()).is_some()
             }
-            "scheme" => engine.scheme.replace(value.to_owned()).is_some(),
-            "discovery" => engine.discovery.replace(value.to_owned()).is_some(),
-            _ => return Err(format!("there is no key {key:?}")),
+            _ => engine.insert(key.to_owned(), toml_value(key, value)?).is_some(),
         };
         if twice {
             return Err(format!("{key} is given twice"));
         }
     }
-    Ok(engine)
+    // The keys of the flag, which differ a little from those of a file, are listed behind any reason.
+    let reason = |error: toml::de::Error| error.message().split(", expected one of").take(1).collect();
+    let engine = EngineText::deserialize(engine).map_err::<String, _>(reason)?;
+    Ok(EngineText { labels, ..engine })
+}
+
+/// Returns the value of a key of the flag `--engine` as a TOML file has it.
+fn toml_value(key: &str, value: &str) -> Result<toml::Value, String> {
+    Ok(match key {
+        "rank" | "ranks" | "block_size" => {
+            let number = value.parse::<u32>();
+            let number = number.map_err(|_| format!("{key} is {value:?}, which is no number"))?;
+            number.into()
+        }
+        "hybrid" | "eagle" | "divergent_hits" => {
+            let flag = value.parse::<bool>();
+            flag.map_err(|_| format!("{key} is {value:?}; write true or false"))?
+                .into()
+        }
+        "groups" => value.split('/').collect::<Vec<_>>().into(),
+        _ => value.into(),
+    })
 }
 
 /// Reads the engines of a TOML file: a list of tables `[[engine]]` with the keys `name`, `endpoint`, and the keys of
