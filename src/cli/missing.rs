@@ -1,8 +1,6 @@
 //! Missing shards: shards that do not answer their gateway, or refuse to. The gateway's answers then lack the workers
 //! of these shards. The gateway's route `/index` lists the missing shards.
 
-use std::fmt;
-
 use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use serde::{Deserialize, Serialize};
 
@@ -53,11 +51,12 @@ impl UnansweringShard {
     /// Returns the trouble in words: that the shard does not answer, or what it refuses and why. The text says since
     /// when this has been so, and how long that is at the time `now_us`.
     pub(super) fn describe(&self, now_us: u64) -> String {
+        let Self { shard, shards, .. } = self;
         let since = since(Some(self.since_us), now_us);
         match &self.namespace {
-            None => format!("does not answer{since}"),
+            None => format!("shard {shard}/{shards} does not answer{since}"),
             Some(namespace) => format!(
-                "refuses to answer about {namespace}{since}: {}",
+                "shard {shard}/{shards} refuses to answer about {namespace}{since}: {}",
                 self.refusal.as_deref().unwrap_or_default()
             ),
         }
@@ -69,12 +68,6 @@ impl UnansweringShard {
             None => mend_of_alert(Self::ALERT),
             Some(_) => "mend what the shard says; kvatlas status at its admin listener says more".to_owned(),
         }
-    }
-}
-
-impl fmt::Display for UnansweringShard {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "shard {}/{}", self.shard, self.shards)
     }
 }
 
@@ -92,7 +85,7 @@ mod tests {
         );
         assert_eq!(
             refusing.describe(1_800_000_060_000_000),
-            "refuses to answer about llama since 08:00:00 UTC (60 s): all is dropped"
+            "shard 0/2 refuses to answer about llama since 08:00:00 UTC (60 s): all is dropped"
         );
         assert!(!refusing.mend().contains("start a daemon"), "{}", refusing.mend());
     }

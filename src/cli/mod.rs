@@ -55,6 +55,7 @@ mod text;
 #[cfg(feature = "top")]
 mod top;
 mod transport;
+mod trouble;
 #[cfg(feature = "bridge")]
 mod up;
 #[cfg(feature = "vocab")]

@@ -19,10 +19,9 @@ use super::report::Check;
 use super::{namespaces, promises};
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, ProcessRole};
-use crate::cli::explain::mend_of_alert;
-use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::status::Status;
 use crate::cli::text::counted;
+use crate::cli::trouble::Trouble;
 
 /// Pause between two counts of the holders that the daemons know.
 const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
@@ -125,15 +124,12 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Pr
                     groups.entry(group).or_default().push((admin, index));
                 }
                 checks.push(check);
+                checks.extend(check_troubles(admin.authority(), index));
                 let engines = index.engines.iter();
                 checks.extend(engines.flat_map(|engines| bridges::judge(admin.authority(), engines)));
                 match index.role {
                     ProcessRole::Bridge => {}
-                    ProcessRole::Daemon => checks.push(clock::check(admin).await),
-                    ProcessRole::Gateway => {
-                        checks.push(clock::check(admin).await);
-                        checks.extend(check_shards(admin, index));
-                    }
+                    ProcessRole::Daemon | ProcessRole::Gateway => checks.push(clock::check(admin).await),
                 }
             }
         }
@@ -182,22 +178,14 @@ async fn check_holders(daemons: &[Indexed<'_>], probe: &Probe) -> Vec<Check> {
     checks
 }
 
-/// Returns a failed check for each shard that does not answer the gateway, or refuses to, and one if no shard answers.
-fn check_shards(gateway: &AdminClient, index: &Status) -> Vec<Check> {
-    let failed = |missing: &UnansweringShard| {
-        let said = missing.describe(unix_time_us());
-        let found = format!("{said}, at {}", gateway.authority());
-        Check::failed(&missing.to_string(), found, missing.mend())
-    };
-    let outage = index.shard_outage.iter().map(|outage| {
-        let found = format!("{}, at {}", outage.describe(unix_time_us()), gateway.authority());
-        Check::failed("shards", found, GatewayOutage::mend())
-    });
-    outage.chain(index.missing_shards.iter().map(failed)).collect()
+/// Returns a failed check for each trouble that the process at `place` tells of itself.
+fn check_troubles(place: &str, index: &Status) -> Vec<Check> {
+    let told = index.troubles.told(unix_time_us()).into_iter();
+    told.map(|Trouble { part, what, mend }| Check::failed(&format!("{part} of {place}"), what, mend))
+        .collect()
 }
 
-/// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, missing namespaces,
-/// promised blocks, hashing.
+/// Returns the checks that need only the daemons' answers of `/index`: publishers, promised blocks, hashing.
 fn check_indexes(daemons: &[Indexed<'_>]) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
@@ -206,56 +194,11 @@ fn check_indexes(daemons: &[Indexed<'_>]) -> Vec<Check> {
     let known: Vec<(&str, &Status)> = places.collect();
     let mut checks = vec![namespaces::publishers(&known)];
     checks.extend(namespaces::refused(&known));
-    checks.extend(
-        known
-            .iter()
-            .flat_map(|(place, index)| check_snapshots(place, index)),
-    );
-    for (place, index) in &known {
-        checks.extend(check_silence(place, index));
-        checks.extend(index.strays.iter().map(|stray| {
-            let found = format!("{}, at {place}", stray.describe(unix_time_us()));
-            Check::failed("strays", found, stray.mend())
-        }));
-    }
     checks.extend(promises::judge(&known));
     if daemons.len() > 1 {
         checks.push(namespaces::compare(&known));
     }
     checks
-}
-
-/// Returns a failed check if the daemon at `place` receives nothing from its NATS server, or knows nothing new of the
-/// events stream.
-fn check_silence(place: &str, index: &Status) -> Option<Check> {
-    let silence = index.silence.told()?;
-    Some(Check::failed(
-        &format!("NATS server of {place}"),
-        silence,
-        index.silence.mend(),
-    ))
-}
-
-/// Returns a failed check if a daemon's snapshots are not written, and one if they are not sent to the Object Store.
-/// `place` is the daemon's address.
-fn check_snapshots(place: &str, index: &Status) -> Vec<Check> {
-    let troubles = [
-        (&index.snapshot_error, "snapshots", "KvatlasSnapshotsFail"),
-        (
-            &index.snapshot_upload_error,
-            "uploads",
-            "KvatlasSnapshotUploadsFail",
-        ),
-    ];
-    let failed = troubles.into_iter().filter_map(|(error, what, alert)| {
-        let error = error.as_ref()?;
-        Some(Check::failed(
-            &format!("{what} of {place}"),
-            error,
-            mend_of_alert(alert),
-        ))
-    });
-    failed.collect()
 }
 
 /// Calls `count` again and again until it returns only equal numbers, but at most for `patience`. Returns the last
@@ -366,7 +309,7 @@ mod tests {
 
     #[test]
     fn snapshots_that_are_not_written_or_not_sent_fail() {
-        let checks = |index: &str| check_snapshots("a:1", &status(index));
+        let checks = |index: &str| check_troubles("a:1", &status(index));
         assert_eq!(
             checks(r#""snapshot_error":null,"snapshot_upload_error":null,"#),
             []
@@ -378,8 +321,11 @@ mod tests {
             .map(|check| (check.outcome(), check.found()))
             .collect();
         let expected = [
-            (CheckOutcome::Failed, "disk full"),
-            (CheckOutcome::Failed, "no room"),
+            (CheckOutcome::Failed, "snapshots are not written: disk full"),
+            (
+                CheckOutcome::Failed,
+                "snapshots are not sent to the Object Store: no room",
+            ),
         ];
         assert_eq!(told, expected);
         assert!(
@@ -390,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_silent_server_fails() {
-        let check = |index: &str| check_silence("a:1", &status(index));
+        let check = |index: &str| check_troubles("a:1", &status(index)).pop();
         assert_eq!(check(r#""broker_silent_us":null,"#), None);
         assert_eq!(check(""), None, "an older daemon does not tell");
         let failed = check(r#""broker_silent_us":5000000,"#).unwrap();
@@ -462,6 +408,19 @@ mod tests {
         let mend = checks[0].mend();
         assert!(mend.contains("the right to subscribe"), "{mend}");
         assert!(!mend.contains("replica") && !mend.contains("as for"), "{mend}");
+    }
+
+    #[tokio::test]
+    async fn a_gateway_names_the_shards_that_it_misses() {
+        let gateway = r#"{"ready": true, "reasons": [], "role": "gateway", "namespaces": [],
+            "missing_shards": [{"shard": 1, "shards": 2, "since_us": 0}]}"#;
+        let routes = axum::Router::new().fallback(move || std::future::ready(gateway));
+        let seen = look(vec![replica(routes).await]).await;
+        let mut report = DoctorReport::default();
+        report.extend(check(&seen, Duration::ZERO, &Probe::named("own", "own", 0)).await);
+        let (said, place) = (report.render(), seen[0].0.admin.authority());
+        let line = format!("FAIL shards of {place}: shard 1/2 does not answer since ");
+        assert!(said.contains(&line), "{said}");
     }
 
     #[tokio::test]

@@ -15,12 +15,10 @@ use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
 use super::followed;
-use super::missing::{GatewayOutage, UnansweringShard};
 use super::output::{print, print_json};
-use super::silence::BrokerSilence;
-use super::strays::StrayNamespace;
 use super::table::TextTable;
 use super::text::{counted, printable};
+use super::trouble::ProcessTroubles;
 pub(super) use namespace::NamespaceStatus;
 
 pub(super) const EXAMPLES: &str = "Exit codes: 0 ready, every holder exact and every engine followed, 1 not so, 69 no daemon.\n\n\
@@ -61,24 +59,8 @@ pub(super) struct Status {
     reasons: Vec<String>,
     #[serde(default)]
     messages_waiting: u64,
-    /// Error of the last attempt to write a snapshot; `None` if that attempt had no error.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) snapshot_error: Option<String>,
-    /// Error of the last attempt to send a snapshot to the Object Store; `None` if that attempt had no error.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) snapshot_upload_error: Option<String>,
-    /// Silence of the NATS server, or of the events stream.
     #[serde(flatten)]
-    pub(super) silence: BrokerSilence,
-    /// Shards that do not answer this gateway.
-    #[serde(default)]
-    pub(super) missing_shards: Vec<UnansweringShard>,
-    /// Outage of this gateway, which no shard answers; `None` if there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) shard_outage: Option<GatewayOutage>,
-    /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) strays: Vec<StrayNamespace>,
+    pub(super) troubles: ProcessTroubles,
     /// Needs of the daemon (message size, stream, disk space). An older daemon leaves them out.
     #[serde(default, skip_serializing)]
     pub(super) setup: Option<Setup>,
@@ -155,7 +137,7 @@ impl Status {
             let role = self.role.as_str();
             return Err(Failure::failed(format_args!("the {role} is not ready")));
         }
-        if let Some(silence) = self.silence.told() {
+        if let Some(silence) = self.troubles.silence.told() {
             return Err(Failure::failed(silence));
         }
         if degraded > 0 {
@@ -168,23 +150,8 @@ impl Status {
         if let Some(status) = namespaces.find(|status| !status.refused.is_empty()) {
             return Err(Failure::failed(status.render_refused()));
         }
-        if let Some(stray) = self.strays.first() {
-            return Err(Failure::failed(stray.describe(now_us)));
-        }
-        if let Some(error) = &self.snapshot_error {
-            return Err(Failure::failed(format_args!(
-                "snapshots are not written: {error}"
-            )));
-        }
-        if let Some(error) = &self.snapshot_upload_error {
-            return Err(Failure::failed(unsent(error)));
-        }
-        if let Some(outage) = &self.shard_outage {
-            return Err(Failure::failed(outage.describe(now_us)));
-        }
-        if let Some(missing) = self.missing_shards.first() {
-            let said = missing.describe(now_us);
-            return Err(Failure::failed(format_args!("{missing} {said}")));
+        if let Some(trouble) = self.troubles.told(now_us).first() {
+            return Err(Failure::failed(&trouble.what));
         }
         let broken = self
             .namespaces
@@ -209,27 +176,8 @@ impl Status {
         for reason in &self.reasons {
             text += &format!("  {reason}\n");
         }
-        if let Some(silence) = self.silence.told() {
-            text += &format!("  {silence}\n    mend: {}\n", self.silence.mend());
-        }
-        if let Some(error) = &self.snapshot_error {
-            text += &format!("  snapshots are not written: {error}\n");
-        }
-        if let Some(error) = &self.snapshot_upload_error {
-            text += &format!("  {}\n", unsent(error));
-        }
-        if let Some(outage) = &self.shard_outage {
-            text += &format!(
-                "  {}\n    mend: {}\n",
-                outage.describe(now_us),
-                GatewayOutage::mend()
-            );
-        }
-        for missing in &self.missing_shards {
-            text += &format!("  {missing} {}\n", missing.describe(now_us));
-        }
-        for stray in &self.strays {
-            text += &format!("  {}\n    mend: {}\n", stray.describe(now_us), stray.mend());
+        for trouble in self.troubles.told(now_us) {
+            text += &format!("  {}\n    mend: {}\n", trouble.what, trouble.mend);
         }
         text += &self.engines.as_ref().map_or(String::new(), followed::render);
         if let Some(hint) = self.role.hint() {
@@ -257,10 +205,6 @@ impl Status {
             .for_each(|status| text += &status.render_notes());
         text
     }
-}
-
-fn unsent(error: &str) -> String {
-    format!("snapshots are not sent to the Object Store: {error}")
 }
 
 #[cfg(test)]
@@ -292,12 +236,7 @@ mod tests {
             ready: true,
             reasons: Vec::new(),
             messages_waiting: 1,
-            snapshot_error: None,
-            snapshot_upload_error: None,
-            silence: BrokerSilence::default(),
-            missing_shards: Vec::new(),
-            shard_outage: None,
-            strays: Vec::new(),
+            troubles: ProcessTroubles::default(),
             setup: None,
             engines: None,
             namespaces: vec![namespace("llama"), namespace("qwen")],
@@ -346,10 +285,10 @@ qwen          1000         0  123456  12345678
 
     #[test]
     fn a_gateway_without_answers_is_not_well() {
-        let outage = r#"{"since_us":1800000000000000,"error":"all are away"}"#;
+        let outage = r#"{"shard_outage":{"since_us":1800000000000000,"error":"all are away"}}"#;
         let status = Status {
             role: ProcessRole::Gateway,
-            shard_outage: serde_json::from_str(outage).unwrap(),
+            troubles: serde_json::from_str(outage).unwrap(),
             namespaces: Vec::new(),
             ..sound()
         };
@@ -359,15 +298,15 @@ qwen          1000         0  123456  12345678
 
     #[test]
     fn a_shard_that_is_missing_is_named_and_fails() {
-        let missing = r#"[{"shard":1,"shards":2,"since_us":1800000000000000}]"#;
+        let missing = r#"{"missing_shards":[{"shard":1,"shards":2,"since_us":1800000000000000}]}"#;
         let status = Status {
             role: ProcessRole::Gateway,
-            missing_shards: serde_json::from_str(missing).unwrap(),
+            troubles: serde_json::from_str(missing).unwrap(),
             namespaces: Vec::new(),
             ..sound()
         };
         let said = "shard 1/2 does not answer since 08:00:00 UTC (60 s)";
-        expect_failure(&status, &format!("  {said}\n"), said);
+        expect_failure(&status, &format!("  {said}\n    mend: start"), said);
     }
 
     #[test]
@@ -397,10 +336,10 @@ qwen          1000         0  123456  12345678
 
     #[test]
     fn a_namespace_of_which_nothing_is_taken_is_named_and_fails() {
-        let strays = r#"[{"namespace":"new","worker":"gpu-0","reason":"undecodable","detail":"no map","messages":7,
-            "since_us":1800000000000000}]"#;
+        let strays = r#"{"strays":[{"namespace":"new","worker":"gpu-0","reason":"undecodable","detail":"no map","messages":7,
+            "since_us":1800000000000000}]}"#;
         let status = Status {
-            strays: serde_json::from_str(strays).unwrap(),
+            troubles: serde_json::from_str(strays).unwrap(),
             ..sound()
         };
         let text = status.render("a:1", NOW_US);
@@ -427,7 +366,7 @@ qwen          1000         0  123456  12345678
         let mut status: Status = serde_json::from_str(index).unwrap();
         status.ready = true;
         let said = "snapshots are not sent to the Object Store: no room";
-        expect_failure(&status, &format!("\n  {said}\n"), said);
+        expect_failure(&status, &format!("\n  {said}\n    mend: see"), said);
     }
 
     #[test]

@@ -2,11 +2,9 @@
 
 use serde::Deserialize;
 
-use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::promises::BrokenPromise;
 use crate::cli::refused::PublisherRefusal;
-use crate::cli::silence::BrokerSilence;
-use crate::cli::strays::StrayNamespace;
+use crate::cli::trouble::ProcessTroubles;
 
 /// First event of the stream: facts that stay the same while the daemon runs.
 #[derive(Debug, Default, Deserialize)]
@@ -32,36 +30,12 @@ pub(super) struct DaemonFrame {
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<FrameRates>,
     pub(super) fleet: HolderChanges,
-    /// Silence of the NATS server, or of the events stream.
     #[serde(flatten)]
-    pub(super) silence: BrokerSilence,
-    /// Shards that do not answer this gateway. An older daemon leaves them out.
-    #[serde(default)]
-    pub(super) missing_shards: Vec<UnansweringShard>,
-    /// Outage of this gateway, which no shard answers; `None` if there is none, or if an older gateway does not tell.
-    #[serde(default)]
-    pub(super) shard_outage: Option<GatewayOutage>,
-    /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
-    #[serde(default)]
-    pub(super) strays: Vec<StrayNamespace>,
-    /// Failure to write snapshots; `None` if snapshots are written, or if an older daemon does not tell.
-    #[serde(default)]
-    pub(super) snapshots: Option<FrameSnapshotFailure>,
-    /// Failure to send snapshots to the Object Store; `None` if they are sent, or if an older daemon does not tell.
-    #[serde(default)]
-    pub(super) uploads: Option<FrameSnapshotFailure>,
+    pub(super) troubles: ProcessTroubles,
     /// Holders in doubt that affect the most queries. Each has the holder's number and the share of affected queries in
     /// words. An older daemon leaves this list out.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
-}
-
-/// Ongoing failure of a daemon to write snapshots, or to send them.
-#[derive(Debug, Deserialize)]
-pub(super) struct FrameSnapshotFailure {
-    pub(super) error: String,
-    /// Beginning of the failures, in microseconds since the Unix epoch.
-    pub(super) since_us: u64,
 }
 
 /// Size of a namespace, and troubles of the namespace that are not the state of a holder. An older daemon leaves some

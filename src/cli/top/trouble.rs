@@ -5,79 +5,32 @@
 use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 
 use super::frames::{DaemonFrame, NamespaceFrame};
-use crate::cli::missing::GatewayOutage;
 use crate::cli::text::{printable, since};
+use crate::cli::trouble::Trouble;
 
 /// Returns a text about the worst trouble in a message of the daemon, with the advice on it; `None` if the message has
 /// no trouble.
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
-    let silence = frame.silence.told().into_iter().map(|what| Trouble {
-        what,
-        mend: frame.silence.mend().to_owned(),
-    });
-    let outage = frame.shard_outage.iter().map(|outage| Trouble {
-        what: outage.describe(frame.now_us),
-        mend: GatewayOutage::mend(),
-    });
-    let shards = frame.missing_shards.iter().map(|missing| {
-        let what = format!("{missing} {}", missing.describe(frame.now_us));
-        let mend = missing.mend();
-        Trouble { what, mend }
-    });
-    let strays = frame.strays.iter().map(|stray| Trouble {
-        what: stray.describe(frame.now_us),
-        mend: stray.mend(),
-    });
-    let dropped = frame
-        .namespaces
-        .iter()
-        .flat_map(|namespace| dropped(namespace, frame.now_us));
-    let snapshots = frame.snapshots.iter().map(|failing| {
-        let begun = since(Some(failing.since_us), frame.now_us);
-        let what = format!("snapshots are not written{begun}: {}", failing.error);
-        Trouble::new(what, "KvatlasSnapshotsFail")
-    });
-    let uploads = frame.uploads.iter().map(|failing| {
-        let begun = since(Some(failing.since_us), frame.now_us);
-        let what = format!(
-            "snapshots are not sent to the Object Store{begun}: {}",
-            failing.error
-        );
-        Trouble::new(what, "KvatlasSnapshotUploadsFail")
-    });
-    let promises = frame.namespaces.iter().flat_map(promises);
-    let clocks = frame
-        .namespaces
-        .iter()
-        .flat_map(|namespace| clock(namespace, frame.now_us));
-    let mut all = silence
-        .chain(outage)
-        .chain(shards)
-        .chain(strays)
-        .chain(dropped)
-        .chain(snapshots)
-        .chain(uploads)
-        .chain(promises)
-        .chain(clocks);
-    let Trouble { what, mend } = all.next()?;
-    let more = match all.count() {
+    let (mut all, namespaces) = (frame.troubles.told(frame.now_us), &frame.namespaces);
+    all.extend(
+        namespaces
+            .iter()
+            .flat_map(|namespace| dropped(namespace, frame.now_us)),
+    );
+    // Answers go on without snapshots.
+    all.sort_by_key(|trouble| matches!(trouble.part, "snapshots" | "uploads"));
+    all.extend(namespaces.iter().flat_map(promises));
+    all.extend(
+        namespaces
+            .iter()
+            .filter_map(|namespace| clock(namespace, frame.now_us)),
+    );
+    let (Trouble { what, mend, .. }, others) = all.split_first()?;
+    let more = match others.len() {
         0 => String::new(),
         more => format!(" (and {more} more: kvatlas doctor)"),
     };
     Some(printable(&format!("{what}{more}. Mend: {mend}")).replace('\n', " "))
-}
-
-struct Trouble {
-    what: String,
-    mend: String,
-}
-
-impl Trouble {
-    /// Makes a trouble that concerns no single worker. The runbook's advice on it stands at the alert with this name.
-    fn new(what: String, alert: &str) -> Self {
-        let mend = mend_of([alert].into_iter(), AdviceTable::OtherTroubles);
-        Self { what, mend }
-    }
 }
 
 fn dropped(namespace: &NamespaceFrame, now_us: u64) -> impl Iterator<Item = Trouble> {
@@ -86,6 +39,7 @@ fn dropped(namespace: &NamespaceFrame, now_us: u64) -> impl Iterator<Item = Trou
         let (worker, reason) = (&refused.worker, &refused.reason);
         let begun = since(refused.since_us, now_us);
         Trouble {
+            part: "publishers",
             what: format!("all batches of {worker} of {name} are dropped ({reason}){begun}"),
             mend: refused.mend(name),
         }
@@ -94,6 +48,7 @@ fn dropped(namespace: &NamespaceFrame, now_us: u64) -> impl Iterator<Item = Trou
 
 fn promises(namespace: &NamespaceFrame) -> impl Iterator<Item = Trouble> {
     namespace.broken_promises.iter().map(|broken| Trouble {
+        part: "promises",
         what: broken.to_string(),
         mend: broken.mend(&namespace.name),
     })
@@ -108,9 +63,12 @@ fn clock(namespace: &NamespaceFrame, now_us: u64) -> Option<Trouble> {
         ""
     };
     let begun = since(namespace.ahead_since_us, now_us);
-    let what = format!(
-        "the clock of {first}{others} of {} is ahead{begun}",
-        namespace.name
-    );
-    Some(Trouble::new(what, "KvatlasClockAhead"))
+    Some(Trouble {
+        part: "clocks",
+        what: format!(
+            "the clock of {first}{others} of {} is ahead{begun}",
+            namespace.name
+        ),
+        mend: mend_of(["KvatlasClockAhead"].into_iter(), AdviceTable::OtherTroubles),
+    })
 }
