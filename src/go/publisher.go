@@ -440,7 +440,7 @@ func (p *Publisher) answerFrom(payload []byte, room int) (made answer, said stri
 	known, now := *request.Epoch, time.Now()
 	if p.outbox.riseAbove(known, now) {
 		said = fmt.Sprintf("a daemon knew epoch %d, so epoch %d begins", known, p.outbox.cursor.Epoch)
-	} else if isFarAhead(known, now) && now.Sub(p.outbox.warned) >= warningInterval {
+	} else if known > p.outbox.cursor.Epoch && isFarAhead(known, now) && now.Sub(p.outbox.warned) >= warningInterval {
 		p.outbox.warned = now
 		said = fmt.Sprintf("epoch %d is more than a day ahead of this clock, and not believed", known)
 	}

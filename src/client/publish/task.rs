@@ -386,7 +386,7 @@ impl Task {
     fn rise_above(&mut self, known: u64) {
         let (before, clocks) = (self.outbox.cursor.epoch, self.clocks());
         if !self.outbox.rise_above(known, clocks) {
-            if is_far_ahead(known, clocks.unix_us) {
+            if known > before && is_far_ahead(known, clocks.unix_us) {
                 self.warn_of(known);
             }
             return;

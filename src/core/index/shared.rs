@@ -22,7 +22,7 @@ pub(crate) struct IndexShared {
     pub(crate) settings: NamespaceSettings,
     pub(crate) limits: IndexLimits,
     pub(crate) runs: RunStore,
-    pub(super) slots: Slots,
+    pub(crate) slots: Slots,
     pub(super) holders: RwLock<HashMap<HolderSlot, Arc<dyn Evictable>>>,
     /// Lock that a thread holds while it evicts blocks.
     pub(super) evicting: Mutex<()>,

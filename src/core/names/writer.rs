@@ -6,7 +6,7 @@ use crate::index::directory::{HolderRecord, RegisterError};
 use crate::index::indexer::PositionalIndexer;
 use crate::index::settings::NamespaceSettings;
 use crate::index::shared::IndexShared;
-use crate::stream::HolderStatus;
+use crate::stream::{HolderStatus, RefusedHolders};
 use crate::wire::{BlockNames, DegradedReasons, Event, HolderId, Tier};
 
 use super::applied::Applied;
@@ -34,6 +34,11 @@ impl HolderWriter {
     /// Returns the holder's record, which queries use.
     pub fn record(&self) -> &Arc<HolderRecord> {
         &self.holder.record
+    }
+
+    /// Returns the unregistered holders of the holder's namespace whose batches are dropped.
+    pub fn refused(&self) -> &RefusedHolders {
+        self.shared.slots.refused()
     }
 
     /// Returns the holder's status: whether queries can trust its state, and the reasons if they cannot.

@@ -9,6 +9,7 @@
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
+use super::clock::now_us;
 use super::holder::{Context, Holder, JobClocks};
 use super::liveness::{LivenessLimits, Silence, silence};
 use super::sequence::cursor_of;
@@ -46,11 +47,15 @@ impl OtherPublisher {
     /// - It does not tell when it was made.
     /// - It has the same epoch as the other publisher's last batch, and a higher number. It is no redelivery then: the
     ///   other publisher's clock may be slow.
-    fn is_alive(&self, batch: &EventBatch, clocks: &JobClocks) -> bool {
+    ///
+    /// A batch that the stream has kept counts like one that has just come, if the server took it at most 10 seconds
+    /// before `now_us`, a reading of [`now_us`].
+    fn is_alive(&self, batch: &EventBatch, clocks: &JobClocks, now_us: u64) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
+        let has_just_come = clocks.is_new || now_us.saturating_sub(clocks.seen_us) < FRESH_US;
         let is_recent = match batch.time_us {
-            Some(_) => is_fresh(batch, clocks.unix_us) || (goes_on && clocks.is_new),
-            None => clocks.is_new,
+            Some(_) => is_fresh(batch, clocks.unix_us) || (goes_on && has_just_come),
+            None => has_just_come,
         };
         is_recent || self.batches > 0
     }
@@ -79,7 +84,7 @@ impl Holder {
     /// Notes a batch of another epoch, which is dropped. If the batch shows that another publisher is alive, the holder
     /// counts as contested from now on.
     pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
-        let is_alive = self.other.is_alive(batch, &context.clocks);
+        let is_alive = self.other.is_alive(batch, &context.clocks, now_us());
         if is_alive && self.other.batches == 0 {
             let believed = self.tracker.cursor().unwrap_or_default().epoch;
             let rank = self.writer.record().id.rank;
@@ -105,6 +110,13 @@ impl Holder {
     /// Whether the holder is contested, that is, whether batches of another publisher come.
     pub(super) fn is_contested(&self) -> bool {
         self.other.batches > 0
+    }
+
+    /// Returns the epoch and number of the other publisher's last batch, if it claims the holder too and its epoch is
+    /// lower. If the believed publisher says goodbye, the other one is left.
+    pub(super) fn other_left(&self) -> Option<BatchCursor> {
+        let other = self.other;
+        (self.is_contested() && other.last.epoch < self.high_water.seen.epoch).then_some(other.last)
     }
 
     /// Returns the reason `Contested` while two publishers claim the holder, and no reason otherwise.
@@ -244,7 +256,7 @@ mod tests {
     fn a_batch_that_comes_again_after_long_tells_of_nobody() {
         let none = OtherPublisher::default();
         let is_alive = |other: OtherPublisher, batch: &EventBatch| {
-            [true, false].map(|is_new| other.is_alive(batch, &clocks(is_new)))
+            [true, false].map(|is_new| other.is_alive(batch, &clocks(is_new), FRESH_US))
         };
         assert_eq!(
             is_alive(none, &made(9, None)),
@@ -265,5 +277,10 @@ mod tests {
         assert_eq!(is_alive(before, &old(9)), [false; 2]);
         let contested = OtherPublisher { batches: 1, ..none };
         assert_eq!(is_alive(contested, &old(9)), [true; 2]);
+        // The stream has kept these since less than 10 s.
+        let is_alive =
+            |other: OtherPublisher, batch: &EventBatch| other.is_alive(batch, &clocks(false), FRESH_US - 1);
+        assert!(is_alive(none, &made(9, None)) && is_alive(before, &old(10)));
+        assert!(!is_alive(none, &old(9)) && !is_alive(before, &old(9)));
     }
 }

@@ -100,7 +100,11 @@ impl Holder {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
             BatchAdmission::Gap { missed } => self.note_gap(next, missed),
-            BatchAdmission::NewEpoch { missed } => self.outlive_epoch(next, missed, context),
+            BatchAdmission::NewEpoch { missed } => {
+                // The gap stands for the doubts of the ended epoch, so it comes first.
+                self.note_gap(next, missed);
+                self.outlive_epoch(next, context);
+            }
             // The restart of the numbering was noted when the batch was received.
             BatchAdmission::Next | BatchAdmission::Duplicate | BatchAdmission::StaleEpoch => {}
         }
@@ -112,19 +116,17 @@ impl Holder {
         }
     }
 
-    /// Takes note of a new epoch whose first batches are missing.
+    /// Takes note of a new epoch whose first batches are missing. The holder must have the reason `Gap` already.
     ///
     /// The blocks of the ended epoch stay until the blocks of the new epoch are known. For a router they are better
     /// than no blocks.
-    fn outlive_epoch(&mut self, next: BatchCursor, missed: u64, context: Context<'_>) {
+    fn outlive_epoch(&mut self, next: BatchCursor, context: Context<'_>) {
         self.outgrow_contest(next.epoch, context);
         self.note_epoch(next.epoch, context);
         if let Some(before) = self.tracker.cursor() {
             self.metrics
                 .epoch_changed(self.worker(), &before.epoch, &next.epoch);
         }
-        // The gap stands for the doubts of the ended epoch.
-        self.note_gap(next, missed);
         self.forget_epoch();
         // An epoch begins without blocks. So if the holder has no blocks, it is already in the state in which the new
         // epoch began.
@@ -145,7 +147,9 @@ impl Holder {
         let outlived = self.high_water.seen.epoch;
         self.high_water = HighWater::of(batch);
         let next = cursor_of(batch);
-        self.outlive_epoch(next, next.seq.saturating_sub(1), context);
+        // Batches that are missing are counted when the batch is applied.
+        self.degrade(DegradedReason::Gap);
+        self.outlive_epoch(next, context);
         self.outlived = Some(outlived);
         self.note_publisher(PublisherChange::Reconsidered);
         if !context.holding.is_enabled {

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use kvatlas_config::Live;
 use kvatlas_core::index::{Namespace, RegisterError};
 use kvatlas_core::stream::RefusedName;
-use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Tier};
+use kvatlas_core::wire::{BatchCursor, DecodeError, EventBatch, HolderId, Tier};
 use kvatlas_telemetry::EventMetrics;
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
@@ -26,7 +26,7 @@ use super::sequence::{HighWater, ReceivedBatch};
 use super::server_clock::ServerClock;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
 use super::tally::BatchTally;
-use super::unheld::{self, NoHolder, Unheld};
+use super::unheld::{self, Goodbye, NoHolder, Unheld};
 
 /// Holders of one lane, and the parts that the lane needs to do its jobs.
 pub(crate) struct Lane {
@@ -200,7 +200,10 @@ impl Lane {
         }
         match afterwards {
             Afterwards::Stays => self.current = Some((key, holder)),
-            Afterwards::Leaves => self.retire_left(key, holder),
+            Afterwards::Leaves => {
+                let other = holder.other_left();
+                self.retire_left(key, holder, other);
+            }
         }
         afterwards == Afterwards::Stays
     }
@@ -222,7 +225,7 @@ impl Lane {
         if let Some(holder) = self.holders.remove(&key) {
             return Ok((key, holder));
         }
-        if let Some(reason) = self.unheld.goodbyes.is_over(&key, batch, now_us()) {
+        if let Some(reason) = self.unheld.goodbyes.is_over(&key, batch, clocks.is_new, now_us()) {
             return Err(NoHolder::Left(reason));
         }
         let holder = self.register(&sender.namespace, &sender.metrics, &key, clocks);
@@ -281,12 +284,27 @@ impl Lane {
     /// the holder back.
     pub(super) fn take_leave(&mut self, key: &HolderKey) {
         if let Some(holder) = self.holders.remove(key) {
-            self.retire_left(key.clone(), holder);
+            let other = holder.other_left();
+            self.retire_left(key.clone(), holder, other);
         }
     }
 
-    fn retire_left(&self, key: HolderKey, holder: Box<Holder>) {
-        self.unheld.goodbyes.note(key, holder.high_water, now_us());
+    /// Removes a holder whose publisher has ended, and remembers it. `other` is the last batch of another publisher that
+    /// claims the holder too: answers say that it may have unknown blocks, until its next batch makes the holder anew.
+    fn retire_left(&self, key: HolderKey, holder: Box<Holder>, other: Option<BatchCursor>) {
+        let unix_us = self.parts.clock.unix_us();
+        if other.is_some() {
+            let (refused, worker) = (holder.writer.refused(), RefusedName::from(&key.0.worker));
+            self.unheld
+                .note(refused, &worker, key.1, DropReason::StaleEpoch, unix_us);
+        }
+        let goodbye = Goodbye {
+            at_us: now_us(),
+            unix_us,
+            known: holder.high_water,
+            other,
+        };
+        self.unheld.goodbyes.note(key, goodbye);
         holder.retire();
     }
 
@@ -414,7 +432,8 @@ impl Lane {
         self.put_back();
         let key = (sender.worker.clone(), batch.rank);
         // The batch is from before its publisher's goodbye.
-        let is_late = self.unheld.goodbyes.is_over(&key, batch, now_us()).is_some();
+        let goodbyes = &self.unheld.goodbyes;
+        let is_late = goodbyes.is_over(&key, batch, clocks.is_new, now_us()).is_some();
         let mut is_outdated = false;
         if let Some(holder) = self.holders.get_mut(&key) {
             let context = self.parts.context(clocks);
@@ -435,8 +454,8 @@ impl Lane {
             self.unheld.refuse(sender, batch, &why, clocks.unix_us);
         }
         // Removed last, so that answers know the blocks to be unknown all the time.
-        if is_outdated {
-            self.take_leave(&key);
+        if is_outdated && let Some(holder) = self.holders.remove(&key) {
+            self.retire_left(key, holder, None);
         }
     }
 

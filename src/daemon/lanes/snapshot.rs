@@ -282,7 +282,8 @@ impl Lane {
         let refuse = |error| {
             let (why, worker) = (NoHolder::NoRoom(error), &of.key.0.worker);
             of.metrics.batch_dropped(why.reason(), worker.as_str(), &why);
-            unheld.note(&of.namespace, &worker.into(), of.key.1, why.reason(), unix_us);
+            let refused = of.namespace.indexer.refused();
+            unheld.note(refused, &worker.into(), of.key.1, why.reason(), unix_us);
         };
         self.holder(&of.namespace, &of.metrics, &of.key)
             .map_err(refuse)

@@ -41,6 +41,7 @@ use super::contest::is_fresh;
 use super::line::Sender;
 use super::liveness::ListeningClock;
 
+pub(super) use goodbyes::Goodbye;
 use goodbyes::Goodbyes;
 pub(crate) use strays::{Stray, Strays};
 use unreadable::Unreadable;
@@ -131,13 +132,12 @@ impl Unheld {
     /// blocks. Returns whether this is the holder's first dropped batch.
     pub(super) fn note(
         &self,
-        namespace: &Namespace,
+        refused: &RefusedHolders,
         worker: &RefusedName,
         rank: Rank,
         reason: DropReason,
         unix_us: u64,
     ) -> bool {
-        let refused = namespace.indexer.refused();
         refused.note(worker, rank, reason.as_str(), self.refused_at(unix_us))
     }
 
@@ -178,11 +178,12 @@ impl Unheld {
         reason: DropReason,
         unix_us: u64,
     ) -> bool {
+        let refused = namespace.indexer.refused();
         if let Some(Event::Goodbye) = batch.events.last() {
-            namespace.indexer.refused().forget(worker, batch.rank);
+            refused.forget(worker, batch.rank);
             return false;
         }
-        self.note(namespace, worker, batch.rank, reason, unix_us)
+        self.note(refused, worker, batch.rank, reason, unix_us)
     }
 
     /// Counts and notes a batch for which there is no holder.

@@ -552,11 +552,11 @@ class Publisher:
             if len(self._answers) >= self._options.answers_max:
                 raise refusal(503, "this publisher answers others; ask again")
             request, clocks = ResyncRequest.decode(question.data), _clocks()
-            known = request.cursor.epoch
+            known, epoch = request.cursor.epoch, self._outbox.cursor.epoch
             if self._outbox.rise_above(known, clocks):
                 epoch = self._outbox.cursor.epoch
                 _LOG.warning("a daemon knew epoch %d of %s, so epoch %d begins", known, self._subject, epoch)
-            elif is_far_ahead(known, clocks.unix_us) and clocks.monotonic - self._warned >= RISE:
+            elif known > epoch and is_far_ahead(known, clocks.unix_us) and clocks.monotonic - self._warned >= RISE:
                 self._warned = clocks.monotonic
                 _LOG.warning("epoch %d of %s is more than a day ahead of this clock, and not believed", known, self._subject)
             self._outbox.note_server_limit(self._nats.max_payload)

@@ -118,3 +118,50 @@ async fn nobody_else_is_believed_while_both_go_on() {
     assert_eq!(alone.receive_at(late, 5, 21).0, 9);
     assert_eq!(alone.receive(33, 5, 22).0, 5);
 }
+
+#[tokio::test]
+async fn the_other_publisher_of_a_holder_is_left_after_a_goodbye() {
+    let scene = Scene::begin().await;
+    let refused = || scene.namespace().indexer.refused().count(None);
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    scene.receive(&in_epoch(5, 4, stores(20)).encode()).await;
+    assert!(scene.reasons().await.contains(DegradedReason::Contested));
+    scene
+        .receive(&in_epoch(9, 2, vec![Event::Goodbye]).encode())
+        .await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(
+        (scene.reasons_of(0), refused()),
+        (None, 1),
+        "it has unknown blocks"
+    );
+    // A batch from before, and the next one.
+    scene.receive(&in_epoch(5, 4, stores(20)).encode()).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.reasons_of(0), None);
+    scene.receive(&in_epoch(5, 5, stores(30)).encode()).await;
+    assert!(scene.reasons().await.contains(DegradedReason::Gap));
+    assert_eq!(refused(), 0);
+}
+
+#[tokio::test]
+async fn who_comes_back_with_the_right_time_after_a_goodbye_is_taken_at_once() {
+    let scene = Scene::begin().await;
+    let now_us = kvatlas_client::unix_time_us();
+    let ahead = now_us + 3_600_000_000;
+    scene.receive(&in_epoch(ahead, 1, stores(10)).encode()).await;
+    scene
+        .receive(&in_epoch(ahead, 2, vec![Event::Goodbye]).encode())
+        .await;
+    let made = |epoch, time_us| EventBatch {
+        time_us: Some(time_us),
+        ..in_epoch(epoch, 1, stores(20))
+    };
+    // The process before that one.
+    scene.receive(&made(now_us - 2, now_us - 1).encode()).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.reasons_of(0), None);
+    let later_us = now_us + 60_000_000;
+    scene.receive(&made(later_us, later_us).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+}

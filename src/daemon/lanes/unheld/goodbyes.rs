@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use parking_lot::Mutex;
 
-use kvatlas_core::wire::EventBatch;
+use kvatlas_core::wire::{BatchCursor, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
 use super::super::line::HolderKey;
@@ -15,24 +15,55 @@ use super::super::sequence::{HighWater, REMEMBERED_US};
 /// Maximum number of goodbyes that are remembered. Beyond this number, the oldest are forgotten.
 const GOODBYES_MAX: usize = 65_536;
 
+/// Goodbye of a holder.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Goodbye {
+    /// Time at which the goodbye came, by [`now_us`](super::super::clock::now_us).
+    pub(in super::super) at_us: u64,
+    /// The same time, in microseconds since the Unix epoch.
+    pub(in super::super) unix_us: u64,
+    /// Newest batch that the holder had received.
+    pub(in super::super) known: HighWater,
+    /// Last batch of another publisher that claimed the holder too, with a lower epoch. It goes on.
+    pub(in super::super) other: Option<BatchCursor>,
+}
+
+impl Goodbye {
+    /// Returns the reason to drop a batch; `None` if the batch must be taken.
+    ///
+    /// A batch of a lower epoch is of an ended process, unless one of these shows that its publisher goes on:
+    ///
+    /// - It goes on behind the last batch of the other publisher that claimed the holder.
+    /// - It has not waited (`is_new`), and was made after the goodbye. If it does not tell when it was made, its epoch
+    ///   began after the goodbye. The clock of the process that said goodbye was ahead then.
+    fn drop_reason(&self, batch: &EventBatch, is_new: bool) -> Option<DropReason> {
+        let reason = self.known.drop_reason(batch)?;
+        let goes_on = self
+            .other
+            .is_some_and(|other| other.epoch == batch.epoch && other.seq < batch.seq);
+        let is_later = is_new && batch.time_us.unwrap_or(batch.epoch) > self.unix_us;
+        let is_taken = reason == DropReason::StaleEpoch && (goes_on || is_later);
+        (!is_taken).then_some(reason)
+    }
+}
+
 /// Goodbyes of the last minute.
 #[derive(Debug, Default)]
 pub(in super::super) struct Goodbyes(Mutex<GoodbyeTable>);
 
 #[derive(Debug, Default)]
 struct GoodbyeTable {
-    /// Time of each holder's goodbye, with the newest batch that the holder had received (its high-water marks).
-    by_holder: BTreeMap<HolderKey, (u64, HighWater)>,
+    by_holder: BTreeMap<HolderKey, Goodbye>,
     /// Goodbyes in the order in which they came, each with its time.
     order: VecDeque<(u64, HolderKey)>,
 }
 
 impl Goodbyes {
-    /// Notes that a holder has said goodbye. `known` is the newest batch that the holder had received (its high-water
-    /// marks).
-    pub(in super::super) fn note(&self, holder: HolderKey, known: HighWater, at_us: u64) {
+    /// Notes that a holder has said goodbye.
+    pub(in super::super) fn note(&self, holder: HolderKey, goodbye: Goodbye) {
         let GoodbyeTable { by_holder, order } = &mut *self.0.lock();
-        by_holder.insert(holder.clone(), (at_us, known));
+        let at_us = goodbye.at_us;
+        by_holder.insert(holder.clone(), goodbye);
         order.push_back((at_us, holder));
         let is_old = |first_us: u64| at_us.saturating_sub(first_us) >= REMEMBERED_US;
         while let Some((first_us, _)) = order.front()
@@ -42,7 +73,7 @@ impl Goodbyes {
             // If the holder has said goodbye again later, that goodbye is kept.
             if by_holder
                 .get(&holder)
-                .is_some_and(|(at_us, _)| *at_us == first_us)
+                .is_some_and(|goodbye| goodbye.at_us == first_us)
             {
                 by_holder.remove(&holder);
             }
@@ -50,17 +81,20 @@ impl Goodbyes {
     }
 
     /// Returns the reason to drop a batch of an unregistered holder: the batch was sent before the holder's goodbye.
-    /// Returns `None` if the batch must be taken.
+    /// Returns `None` if the batch must be taken. `is_new` says whether the batch has not waited in the stream.
     pub(in super::super) fn is_over(
         &self,
         holder: &HolderKey,
         batch: &EventBatch,
+        is_new: bool,
         now_us: u64,
     ) -> Option<DropReason> {
         let goodbyes = self.0.lock();
-        let (at_us, known) = goodbyes.by_holder.get(holder)?;
-        let is_remembered = now_us.saturating_sub(*at_us) < REMEMBERED_US;
-        is_remembered.then(|| known.drop_reason(batch)).flatten()
+        let goodbye = goodbyes.by_holder.get(holder)?;
+        let is_remembered = now_us.saturating_sub(goodbye.at_us) < REMEMBERED_US;
+        is_remembered
+            .then(|| goodbye.drop_reason(batch, is_new))
+            .flatten()
     }
 
     /// Forgets the goodbyes of a range of holders.
@@ -75,36 +109,74 @@ impl Goodbyes {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::BatchCursor;
-
     use super::super::super::tests::{batch, worker};
     use super::*;
 
-    fn known(seq: u64) -> HighWater {
-        HighWater {
-            seen: BatchCursor { epoch: 1, seq },
-            made_us: 0,
+    fn known(seq: u64, at_us: u64) -> Goodbye {
+        Goodbye {
+            at_us,
+            unix_us: 1_000,
+            known: HighWater {
+                seen: BatchCursor { epoch: 1, seq },
+                made_us: 0,
+            },
+            other: None,
         }
+    }
+
+    #[test]
+    fn a_lower_epoch_is_taken_only_of_a_publisher_that_goes_on() {
+        let goodbye = Goodbye {
+            known: HighWater {
+                seen: BatchCursor { epoch: 9_000, seq: 5 },
+                made_us: 0,
+            },
+            other: Some(BatchCursor { epoch: 4, seq: 7 }),
+            ..known(5, 10)
+        };
+        let made = |epoch, seq, time_us| EventBatch {
+            epoch,
+            time_us,
+            ..batch(seq, Vec::new())
+        };
+        let is_taken =
+            |batch: &EventBatch| [true, false].map(|is_new| goodbye.drop_reason(batch, is_new).is_none());
+        // The other one that claimed the holder.
+        assert_eq!(is_taken(&made(4, 8, None)), [true; 2]);
+        assert_eq!(is_taken(&made(4, 7, None)), [false; 2]);
+        assert_eq!(is_taken(&made(3, 8, None)), [false; 2]);
+        // A process that has begun since, or a batch from before.
+        assert_eq!(is_taken(&made(3, 1, Some(1_001))), [true, false]);
+        assert_eq!(is_taken(&made(3, 1, Some(1_000))), [false; 2]);
+        assert_eq!(is_taken(&made(1_001, 1, None)), [true, false]);
+        // The one that said goodbye, whose clock is ahead.
+        assert_eq!(
+            is_taken(&made(9_000, 5, Some(9_500))),
+            [true; 2],
+            "it is numbered anew"
+        );
+        assert_eq!(is_taken(&made(9_000, 4, None)), [false; 2]);
+        assert_eq!(is_taken(&made(9_001, 1, None)), [true; 2]);
     }
 
     #[test]
     fn goodbyes_are_forgotten_in_time_and_the_first_for_want_of_room() {
         let goodbyes = Goodbyes::default();
         for number in 0..GOODBYES_MAX {
-            goodbyes.note((worker(number), 0), known(5), 10);
+            goodbyes.note((worker(number), 0), known(5, 10));
         }
-        goodbyes.note((worker(0), 0), known(9), 20);
+        goodbyes.note((worker(0), 0), known(9, 20));
         let over = |goodbyes: &Goodbyes, number, seq, now_us| {
             goodbyes
-                .is_over(&(worker(number), 0), &batch(seq, Vec::new()), now_us)
+                .is_over(&(worker(number), 0), &batch(seq, Vec::new()), true, now_us)
                 .is_some()
         };
         assert!(over(&goodbyes, 0, 9, 30) && over(&goodbyes, 1, 5, 30));
         assert!(!over(&goodbyes, 1, 6, 30), "it goes on behind the goodbye");
-        goodbyes.note((worker(GOODBYES_MAX), 0), known(5), 30);
+        goodbyes.note((worker(GOODBYES_MAX), 0), known(5, 30));
         assert!(!over(&goodbyes, 1, 5, 30) && over(&goodbyes, 2, 5, 30));
         assert!(!over(&goodbyes, 0, 9, 20 + REMEMBERED_US));
-        goodbyes.note((worker(0), 1), known(5), 20 + REMEMBERED_US);
+        goodbyes.note((worker(0), 1), known(5, 20 + REMEMBERED_US));
         let left = goodbyes.0.lock();
         assert_eq!((left.order.len(), left.by_holder.len()), (2, 2));
     }
