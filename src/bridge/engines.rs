@@ -49,6 +49,7 @@ use super::server::OriginServer;
 use super::sources::SourceTask;
 use super::stalls::BridgeClock;
 use super::state::{KeptPlaces, Registered, StateDirectory};
+use awaited::RefusedAnnouncements;
 use given::Given;
 use kept::KeptRegistrations;
 use kvatlas_process::broker::RefusedSubscriptions;
@@ -213,6 +214,8 @@ struct BridgeState {
     /// Task of the lease, with the token that stops it.
     leasing: Option<(CancellationToken, JoinHandle<()>)>,
     kept: KeptRegistrations,
+    /// Announcements of engines that are refused.
+    refused: RefusedAnnouncements,
 }
 
 impl BridgeState {
@@ -354,6 +357,7 @@ impl Bridge {
                     announcement.end(says_goodbye);
                 }
             }
+            state.end_all_refused(says_goodbye);
             for followed in state.engines.values() {
                 followed.end(says_goodbye);
             }

@@ -132,6 +132,9 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// State of the replay socket, which says whether the socket is believed.
     replay_state: ReplayState,
+    /// Whether the replay socket has been proven to belong to the engine's process, and was still so when it was
+    /// contradicted last, if ever. Then the contradiction shows another process behind the same addresses.
+    is_own_socket: bool,
     /// Number of consecutive failures of the replay socket. For a believed socket, only a missing answer at a new
     /// connection counts as a failure. For a socket that is not believed, each question without a useful answer counts.
     replay_failures: u32,
@@ -176,6 +179,7 @@ impl Follower {
             replay_endpoint,
             replay: None,
             replay_state: ReplayState::Believed,
+            is_own_socket: false,
             replay_failures: 0,
             broken_answers: 0,
             empty_answers: 0,
@@ -290,9 +294,17 @@ impl Follower {
         match &mut self.replay_state {
             // Published batches have contradicted the socket. The next batch may show that the socket no longer
             // contradicts them.
-            ReplayState::Contradicting(useless) if self.continuity.last().is_some() => {
+            ReplayState::Contradicting(useless)
+                if self.continuity.last().is_some() && !self.is_own_socket =>
+            {
                 useless.ask_at = Instant::now();
                 Ok(())
+            }
+            // The batches that contradicted the socket came over the connection that has ended. All is taken anew, so
+            // that no doubt of the contradiction is left.
+            ReplayState::Contradicting(_) => {
+                self.restart(None).await?;
+                self.verify_if_possible().await
             }
             _ if self.replay_endpoint.is_some() => self.verify_if_possible().await,
             _ => Ok(()),
@@ -342,6 +354,7 @@ impl Follower {
     /// Applies `change` to the state of the connection.
     fn note_connection(&mut self, change: ConnectionChange) {
         self.connection = self.connection.after(change);
+        self.is_own_socket |= self.connection == ConnectionState::Proven;
     }
 
     /// Applies `change` to the state of the replay socket.
@@ -377,6 +390,12 @@ impl Follower {
     pub(super) async fn lost(&mut self) -> Result<(), FollowError> {
         self.replay = None;
         Ok(self.relay.lost().await?)
+    }
+
+    /// Goes on telling daemons of the engine if it is out of sight: its server answers, or its connection stands, so it
+    /// lives.
+    pub(super) async fn told_alive(&mut self) -> Result<(), FollowError> {
+        Ok(self.relay.told_alive().await?)
     }
 
     /// Checks that the engine lives and no batch is missing. For an engine without a replay socket, an unbroken connection

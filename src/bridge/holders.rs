@@ -96,6 +96,14 @@ impl Holders {
         Ok(())
     }
 
+    /// Goes on telling daemons of holders out of sight: their engine is known to live.
+    pub(super) async fn told_alive(&mut self) -> Result<(), PublisherError> {
+        for relay in self.relays.values_mut() {
+            relay.told_alive().await?;
+        }
+        Ok(())
+    }
+
     /// Returns a text for operators that says why a holder is not exact; `None` if all holders are exact. A holder
     /// whose relay cannot be started is not exact, because its events are dropped.
     pub(super) fn trouble(&self) -> Option<String> {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use kvatlas_client::Refusal;
 use kvatlas_client::publish::Refusals;
-use kvatlas_client::{Refusal, Refused};
 use kvatlas_core::wire::Subjects;
 
 /// Time for which a refusal counts. Publishers repeat a refused message or subscription with each heartbeat. If the
@@ -34,10 +34,7 @@ impl RefusedSubjects {
     /// Answers do not count either, because the client that asked has chosen their subjects.
     pub(super) fn note(&self, subjects: &Subjects, refusal: &Refusal, now: Instant) -> bool {
         self.heard.note(refusal);
-        let subject = match &refusal.refused {
-            Refused::Subscription(None) => ALL_SUBSCRIPTIONS,
-            Refused::Subscription(Some(subject)) | Refused::Message(subject) => subject,
-        };
+        let subject = refusal.refused.subject().unwrap_or(ALL_SUBSCRIPTIONS);
         if !subjects.is_of_publishers(subject) && subject != ALL_SUBSCRIPTIONS {
             return false;
         }

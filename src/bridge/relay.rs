@@ -47,7 +47,10 @@ const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
 /// Time for which an engine that was never in sight (known to be alive) is announced to daemons. So daemons that start after the
 /// bridge learn of the engine, too.
-const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
+pub(super) const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
+
+/// Time for which an engine that was in sight, and is lost, is told of after each sign that it lives.
+const LOST_TOLD_FOR: Duration = Duration::from_secs(60);
 
 /// Lock on the engine's blocks, held from the translation of events until the publisher has these events. So other
 /// tasks never see blocks of which the publisher has not heard yet.
@@ -494,6 +497,19 @@ impl Relay {
         match self.was_seen {
             true => self.publisher.set_heartbeats(false).await,
             false => self.publisher.heartbeat_for(PENDING_TOLD_FOR).await,
+        }
+    }
+
+    /// Goes on telling daemons of an engine out of sight that is known to live: nobody knows its blocks. Without that,
+    /// daemons would forget the engine, and give exact answers that leave it out. Does nothing if the engine is in sight.
+    pub(super) async fn told_alive(&mut self) -> Result<(), PublisherError> {
+        let time = match self.was_seen {
+            true => LOST_TOLD_FOR,
+            false => PENDING_TOLD_FOR,
+        };
+        match self.is_lost {
+            true => self.publisher.heartbeat_for(time).await,
+            false => Ok(()),
         }
     }
 

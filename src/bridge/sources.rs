@@ -92,6 +92,12 @@ pub(super) trait FollowedSource: Send {
         task: &SourceTask,
     ) -> impl Future<Output = Result<(), FollowedSourceError>> + Send;
 
+    /// Goes on telling daemons of the holders, which are out of sight: the server that reported the source is there, so
+    /// the engine lives.
+    fn told_alive(&mut self) -> impl Future<Output = Result<(), FollowedSourceError>> + Send {
+        async { Ok(()) }
+    }
+
     /// Ends the reports about the source's holders. If `says_goodbye` is set, daemons forget the holders.
     fn end(
         self,
@@ -149,7 +155,7 @@ impl SourceTask {
                     origin.ask_again();
                 }
             }
-            if source.disconnected(self).await.is_err() {
+            if self.tell_disconnected(&mut source).await.is_err() {
                 return RunEnd::Over;
             }
             if matches!(error, FollowedSourceError::Cut(_)) {
@@ -167,6 +173,14 @@ impl SourceTask {
             log_untold(&self.engine, &error);
         }
         RunEnd::Over
+    }
+
+    async fn tell_disconnected(&self, source: &mut impl FollowedSource) -> Result<(), FollowedSourceError> {
+        source.disconnected(self).await?;
+        match self.origin.as_ref().is_some_and(OriginServer::is_there) {
+            true => source.told_alive().await,
+            false => Ok(()),
+        }
     }
 
     async fn end_to_begin_again(&self, source: impl FollowedSource) -> RunEnd {

@@ -118,6 +118,10 @@ impl FollowedSource for SubscribedEvents {
         Ok(self.holders.lost().await?)
     }
 
+    async fn told_alive(&mut self) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.told_alive().await?)
+    }
+
     async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
         Ok(self.holders.end(says_goodbye).await?)
     }

@@ -55,6 +55,10 @@ impl FollowedSource for SocketEvents {
         Ok(self.follower.explain(trouble.as_deref()).await?)
     }
 
+    async fn told_alive(&mut self) -> Result<(), FollowedSourceError> {
+        Ok(self.follower.told_alive().await?)
+    }
+
     /// Ends the reports about the engine, and saves its known state. With a goodbye, daemons forget the holder. Without
     /// it, they are told that the holder is out of sight, because nobody watches the engine any more.
     async fn end(mut self, task: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
@@ -254,6 +258,8 @@ impl SocketEvents {
         match self.follower.look().await {
             Ok(()) => {
                 *heard_at = Instant::now();
+                // The connection stands, so the engine lives, even if it is out of sight.
+                self.follower.told_alive().await?;
                 self.note_followed(task).await?;
                 Ok(())
             }

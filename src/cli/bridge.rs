@@ -171,6 +171,8 @@ impl BridgeArguments {
 
     /// Follows engines until the process is told to stop.
     pub(crate) async fn run(self) -> Result<(), Failure> {
+        // First of all: until then, SIGHUP would end the process.
+        let (mut signals, hangups) = (StopSignals::listen()?, Hangups::listen()?);
         let config = self.load(process_environment(), &Surroundings::of_process())?;
         let format = match self.logging_json {
             true => LogFormat::Json,
@@ -187,7 +189,6 @@ impl BridgeArguments {
                 "there is no engine to follow: give --engine, --engines-file, --discover or --http-listen";
             return Err(Failure::usage(text));
         }
-        let (mut signals, hangups) = (StopSignals::listen()?, Hangups::listen()?);
         let commands = subjects.admin(AdminCommand::Reset);
         let metrics = install_shared().map_err(Failure::failed)?;
         let bridge = self.engines.bridge(subjects.clone(), None, &engines, None)?;

@@ -17,12 +17,28 @@ pub(super) fn mend(engine: &TroubledEngine) -> String {
     named(&mend, ["NAMESPACE", &engine.instance, "RANK"])
 }
 
+/// Returns a text that names an engine that is not followed, its address and its error. Many errors do not name the
+/// address.
+fn describe(engine: &TroubledEngine) -> String {
+    let TroubledEngine {
+        instance,
+        endpoint,
+        error,
+        ..
+    } = engine;
+    let at = match endpoint.is_empty() || error.contains(endpoint) {
+        true => String::new(),
+        false => format!(" at {endpoint}"),
+    };
+    format!("engine {instance}{at} is not followed: {error}")
+}
+
 /// Returns a line for each engine that is not followed and for each source that cannot be used. The lines are indented.
 pub(super) fn render(engines: &EnginesReport) -> String {
     let mut text = String::new();
     let unfollowed = engines.troubled.iter().filter(|engine| !engine.is_followed);
     for engine in unfollowed.clone() {
-        text += &format!("  engine {} is not followed: {}\n", engine.instance, engine.error);
+        text += &format!("  {}\n", describe(engine));
     }
     let unnamed = engines.troubled_total.saturating_sub(engines.troubled.len());
     if unnamed > 0 {
@@ -55,7 +71,7 @@ pub(super) fn idle(engines: &EnginesReport) -> Option<String> {
 /// there is neither.
 pub(super) fn first(engines: &EnginesReport) -> Option<String> {
     let engine = engines.troubled.iter().find(|engine| !engine.is_followed);
-    let engine = engine.map(|engine| format!("engine {} is not followed: {}", engine.instance, engine.error));
+    let engine = engine.map(describe);
     let of_sources = || {
         engines.sources.iter().find_map(|source| {
             let error = source.last_error.as_ref()?;
@@ -83,11 +99,14 @@ mod tests {
         assert_eq!(first(&idle), None);
         let troubled = report(
             r#"{"publishers":1,"idle":0,"troubled":[{"instance":"a","error":"lossy","is_followed":true},
-               {"instance":"b","error":"no events","is_followed":false}],"troubled_total":5,
+               {"instance":"b","endpoint":"http://h:1","error":"no events","is_followed":false}],"troubled_total":5,
                "sources":[{"source":"dns:x","engines":0,"last_error":"no name"}]}"#,
         );
         let said = render(&troubled);
-        assert!(said.contains("  engine b is not followed: no events\n"), "{said}");
+        assert!(
+            said.contains("  engine b at http://h:1 is not followed: no events\n"),
+            "{said}"
+        );
         assert!(
             said.contains("  3 more engines have an error\n    mend: "),
             "{said}"
@@ -96,6 +115,15 @@ mod tests {
             said.contains("  source dns:x: no name\n") && !said.contains("lossy"),
             "{said}"
         );
-        assert_eq!(first(&troubled).unwrap(), "engine b is not followed: no events");
+        let said = "engine b at http://h:1 is not followed: no events";
+        assert_eq!(first(&troubled).unwrap(), said);
+        let named = TroubledEngine {
+            error: "http://h:1/index: 404".to_owned(),
+            ..troubled.troubled[1].clone()
+        };
+        assert_eq!(
+            describe(&named),
+            "engine b is not followed: http://h:1/index: 404"
+        );
     }
 }

@@ -15,6 +15,16 @@ pub enum Refused {
     Message(String),
 }
 
+impl Refused {
+    /// Returns the subject that was refused; `None` for a subscription above the client's bound.
+    pub fn subject(&self) -> Option<&str> {
+        match self {
+            Self::Subscription(subject) => subject.as_deref(),
+            Self::Message(subject) => Some(subject),
+        }
+    }
+}
+
 /// A refusal, with the text of the server's error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {

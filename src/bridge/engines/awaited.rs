@@ -1,6 +1,10 @@
-//! Engines whose servers have not told yet how to follow them. Nobody knows which blocks such an engine has. So the
-//! bridge announces the engine to daemons as out of sight. Without the announcement, daemons would give exact answers
-//! that leave the engine out.
+//! Engines that are known and not followed: their servers have not told yet how to follow them, or the bridge refuses
+//! them. Nobody knows which blocks such an engine has. So the bridge announces the engine to daemons as out of sight.
+//! Without the announcement, daemons would give exact answers that leave the engine out.
+//!
+//! Of the engines that are refused, the bridge announces one for each model: that is enough for answers to say that
+//! somebody is missing. An engine is not announced if its name or its address is taken: mostly it is the same engine,
+//! described twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +13,39 @@ use async_nats::Client;
 use kvatlas_client::publish::PublisherError;
 use tokio_util::sync::CancellationToken;
 
-use kvatlas_process::registry::{EngineKey, NewEngine, ServerKey};
+use kvatlas_process::registry::{EngineKey, NewEngine, RegisterRefusal, ServerKey};
 
 use super::super::check::check_block_size;
 use super::super::progress::log_untold;
+use super::super::relay::PENDING_TOLD_FOR;
 use super::super::server::ServerHandle;
-use super::servers::AskedServer;
 use super::{Bridge, BridgeState, Inner, has_other_size};
+
+/// Maximum number of models of which a refused engine is announced.
+const REFUSED_MODELS_MAX: usize = 64;
+
+/// Party that gives engines which the bridge refuses: a source, or a server that has told its publishers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum GivenBy {
+    Source(String),
+    Server(ServerKey),
+}
+
+/// Announcement of an engine that the bridge refuses.
+#[derive(Debug)]
+pub(super) struct RefusedAnnouncement {
+    by: GivenBy,
+    announcement: Announcement,
+}
+
+impl RefusedAnnouncement {
+    fn key(&self) -> &EngineKey {
+        &self.announcement.key
+    }
+}
+
+/// Announcements of engines that the bridge refuses, one for each model.
+pub(super) type RefusedAnnouncements = Vec<RefusedAnnouncement>;
 
 /// Report to daemons that the state of an engine is not known. The bridge repeats the report until the server that the
 /// engine runs in has told how to follow the engine's events.
@@ -51,46 +81,91 @@ impl Bridge {
     }
 
     pub(super) fn announce_server(&self, state: &mut BridgeState, key: &ServerKey) {
-        let (Some(nats), false) = (state.nats.clone(), state.is_stopping) else {
+        let Some(asked) = state.servers.get(key) else {
             return;
         };
-        let Some(engine) = state.servers.get(key).and_then(AskedServer::awaited) else {
+        let Some(mut engine) = asked.awaited() else {
             return;
         };
+        let is_there = !asked.handle.server.discovered.identity.is_empty();
         let namespaces = self.inner.options.namespaces.as_ref();
         let is_refused = namespaces.is_some_and(|namespaces| check_block_size(&engine, namespaces).is_err());
-        if is_refused
-            || state.engines.contains_key(&engine.key)
-            || state
-                .staying(&|_| false)
-                .any(|other| has_other_size(other, &engine))
-        {
+        if is_refused || state.engines.contains_key(&engine.key) {
             return;
         }
+        let in_force = state
+            .staying(&|_| false)
+            .find(|other| has_other_size(other, &engine));
+        if let Some(other) = in_force {
+            // The engine's own size could shut the others out, where daemons take the size that they hear of first.
+            engine.block_size = other.block_size;
+        }
+        let awaited = Announced {
+            engine,
+            trouble: "its server has not told how to follow it".to_owned(),
+            is_there,
+        };
+        let announcement = self.spawn_announcement(state, awaited);
         if let Some(asked) = state.servers.get_mut(key) {
-            let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
-            let announcement = Announcement {
-                key: engine.key.clone(),
-                stop,
-                says_goodbye: Arc::default(),
-                ended,
-            };
-            self.spawn_announcement(&announcement, engine, nats);
-            asked.announcement = Some(announcement);
+            asked.announcement = announcement;
         }
     }
 
-    fn spawn_announcement(&self, announcement: &Announcement, engine: NewEngine, nats: Client) {
+    /// Announces a refused engine for each model of which none is announced yet. `refused` has the engines that `by`
+    /// gives now and that are not followed. Ends the announcements of other engines that `by` has given.
+    pub(super) fn announce_refused(
+        &self,
+        state: &mut BridgeState,
+        by: &GivenBy,
+        refused: &[(NewEngine, RegisterRefusal)],
+    ) {
+        let still = |key: &EngineKey| refused.iter().any(|(engine, _)| engine.key == *key);
+        let outdated = state
+            .refused
+            .extract_if(.., |announced| announced.by == *by && !still(announced.key()));
+        outdated.for_each(|announced| drop(announced.announcement.end(true)));
+        for (engine, refusal) in refused {
+            let Some(engine) = announced_size(engine, refusal) else {
+                continue;
+            };
+            let mut refused = state.refused.iter();
+            let is_known = state.engines.contains_key(&engine.key)
+                || refused.any(|announced| announced.key().model == engine.key.model);
+            if is_known || state.refused.len() >= REFUSED_MODELS_MAX {
+                continue;
+            }
+            let told = Announced {
+                engine,
+                trouble: format!("it is not followed: {refusal}"),
+                is_there: true,
+            };
+            if let Some(announcement) = self.spawn_announcement(state, told) {
+                let by = by.clone();
+                state.refused.push(RefusedAnnouncement { by, announcement });
+            }
+        }
+    }
+
+    /// Begins to announce an engine. Returns `None` before the bridge is started, and once it is stopped.
+    fn spawn_announcement(&self, state: &BridgeState, announced: Announced) -> Option<Announcement> {
+        let nats = state.nats.clone().filter(|_| !state.is_stopping)?;
+        let announcement = Announcement {
+            key: announced.engine.key.clone(),
+            stop: CancellationToken::new(),
+            says_goodbye: Arc::default(),
+            ended: CancellationToken::new(),
+        };
         let inner = Arc::clone(&self.inner);
         let (stop, says_goodbye) = (announcement.stop.clone(), Arc::clone(&announcement.says_goodbye));
         let ended = announcement.ended.clone().drop_guard();
         let task = async move {
             let _ended = ended;
-            if let Err(error) = inner.tell_awaited(&engine, nats, stop, &says_goodbye).await {
-                log_untold(&engine, &error);
+            if let Err(error) = inner.tell_awaited(&announced, nats, stop, &says_goodbye).await {
+                log_untold(&announced.engine, &error);
             }
         };
         self.inner.tasks.spawn_on(task, &self.inner.runtime);
+        Some(announcement)
     }
 
     /// Ends the announcement of a server's engine, and waits for its end. Daemons forget the engine, unless its key is
@@ -122,25 +197,67 @@ impl BridgeState {
                 announcement.end(false);
             }
         }
+        let refused = self.refused.extract_if(.., |announced| announced.key() == key);
+        refused.for_each(|announced| drop(announced.announcement.end(false)));
     }
+
+    /// Ends all announcements of refused engines that `by` has given.
+    pub(super) fn end_refused_of(&mut self, by: &GivenBy) {
+        let refused = self.refused.extract_if(.., |announced| announced.by == *by);
+        refused.for_each(|announced| drop(announced.announcement.end(true)));
+    }
+
+    /// Ends all announcements of refused engines.
+    pub(super) fn end_all_refused(&mut self, says_goodbye: bool) {
+        let refused = self.refused.drain(..);
+        refused.for_each(|announced| drop(announced.announcement.end(says_goodbye)));
+    }
+}
+
+/// Returns a refused engine as it is announced: with the block size that its model has here. `None` if it must not be
+/// announced.
+fn announced_size(engine: &NewEngine, refusal: &RegisterRefusal) -> Option<NewEngine> {
+    let mut engine = engine.clone();
+    match refusal {
+        RegisterRefusal::TooMany { .. } => Some(engine),
+        RegisterRefusal::OtherBlockSize { in_force, .. } => {
+            engine.block_size = *in_force;
+            Some(engine)
+        }
+        _ => None,
+    }
+}
+
+/// Engine to announce.
+struct Announced {
+    engine: NewEngine,
+    /// Reason, in words, why the engine is not followed.
+    trouble: String,
+    /// Whether a source or the engine's server says that the engine is there. It is announced for as long as that is so.
+    is_there: bool,
 }
 
 impl Inner {
     /// Tells daemons that an engine is out of sight, until `stop`.
     async fn tell_awaited(
         &self,
-        engine: &NewEngine,
+        announced: &Announced,
         nats: Client,
         stop: CancellationToken,
         says_goodbye: &AtomicBool,
     ) -> Result<(), String> {
         let in_words = |error: PublisherError| error.to_string();
+        let engine = &announced.engine;
         let holder = self.own_holder(engine)?;
         // A relay begins out of sight.
         let mut relay = self.relay(engine, holder.worker, holder.rank, nats).await?;
-        let trouble = "its server has not told how to follow it";
-        relay.explain(Some(trouble)).await.map_err(in_words)?;
-        stop.cancelled().await;
+        relay.explain(Some(&announced.trouble)).await.map_err(in_words)?;
+        let pause = || tokio::time::sleep(PENDING_TOLD_FOR / 2);
+        while stop.run_until_cancelled(pause()).await.is_some() {
+            if announced.is_there {
+                relay.told_alive().await.map_err(in_words)?;
+            }
+        }
         let ending = match says_goodbye.load(Ordering::Acquire) {
             true => relay.say_goodbye().await,
             false => relay.fall_silent().await,

@@ -1,6 +1,6 @@
 //! Engines' servers in the registry. Each server has a task that asks it, and a list of the publishers that it has reported.
 
-use kvatlas_core::wire::ModelKey;
+use kvatlas_core::wire::{ModelKey, Profile};
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_process::registry::{
@@ -10,7 +10,7 @@ use kvatlas_process::registry::{
 
 use super::super::check::check_server;
 use super::super::server::{OriginServer, ServerHandle, ServerTask};
-use super::awaited::Announcement;
+use super::awaited::{Announcement, GivenBy};
 use super::lifetimes::Lifetime;
 use super::{Bridge, BridgeState};
 
@@ -47,23 +47,7 @@ impl AskedServer {
     /// block size is not given.
     pub(super) fn awaited(&self) -> Option<NewEngine> {
         let is_known = self.announcement.is_some() || !self.handle.progress().engines.is_empty();
-        let server = &self.handle.server;
-        let block_size = server
-            .block_size
-            .filter(|_| !is_known && server.model.is_some())?;
-        Some(NewEngine {
-            key: self.presumed_key(),
-            endpoint: server.url.clone(),
-            replay: None,
-            format: server.format,
-            block_size,
-            topic: String::new(),
-            beside: server.beside.clone(),
-            groups: server.groups.clone(),
-            profile: self.handle.profile(),
-            discovery: None,
-            ttl: None,
-        })
+        presumed(&self.handle.server, self.handle.profile()).filter(|_| !is_known)
     }
 
     fn presumed_key(&self) -> EngineKey {
@@ -77,6 +61,25 @@ pub(super) fn presumed_key(engine: &GivenEngine) -> EngineKey {
         GivenEngine::Publisher(engine) => engine.key.clone(),
         GivenEngine::Server(server) => key_of_server(server),
     }
+}
+
+/// Returns the engine of a server as it is assumed to be until the server has told how to follow it. The server's URL takes
+/// the place of the sockets. `None` if the server's model or block size is not given.
+pub(super) fn presumed(server: &NewServer, profile: Profile) -> Option<NewEngine> {
+    let block_size = server.block_size.filter(|_| server.model.is_some())?;
+    Some(NewEngine {
+        key: key_of_server(server),
+        endpoint: server.url.clone(),
+        replay: None,
+        format: server.format,
+        block_size,
+        topic: String::new(),
+        beside: server.beside.clone(),
+        groups: server.groups.clone(),
+        profile,
+        discovery: None,
+        ttl: None,
+    })
 }
 
 fn key_of_server(server: &NewServer) -> EngineKey {
@@ -236,6 +239,7 @@ impl BridgeState {
         if let Some(announcement) = asked.announcement.take() {
             announcement.end(true);
         }
+        self.end_refused_of(&GivenBy::Server(key.clone()));
         let engines = self.forget_publishers(&asked.handle, &|_| false);
         match engines.is_empty() {
             true => vec![asked.presumed_key()],

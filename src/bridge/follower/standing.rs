@@ -94,8 +94,8 @@ pub(super) enum ReplayState {
     /// The socket does not answer.
     Silent(Useless),
     /// The socket contradicts the published batches, or keeps no batches. The bridge believes the socket again once the
-    /// socket agrees with a published batch. If no batch has been applied when the next connection is made, the bridge
-    /// asks the socket for everything instead.
+    /// socket agrees with a published batch. When the next connection is made, the bridge asks the socket for everything
+    /// instead, if no batch has been applied, or if the socket had been proven to be the engine's.
     Contradicting(Useless),
 }
 

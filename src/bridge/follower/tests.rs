@@ -199,3 +199,37 @@ async fn only_an_answer_shows_that_the_replay_does_not_reach_back() {
         "it is silent"
     );
 }
+
+/// Follows an engine whose replay socket has been proven to be its own. Then another process answers at the socket's
+/// address, while the connection to the old one stands.
+async fn replaced() -> (EmbeddedBroker, Follower) {
+    let (broker, mut follower) = follower().await;
+    follower.replay_endpoint = Some(replay_socket(vec![batch(0)], &[]).await);
+    follower.look().await.unwrap();
+    assert_eq!(follower.connection, ConnectionState::Proven);
+    let process = vec![batch_of(0, &[stored(7)]), batch_of(1, &[stored(8)])];
+    follower.replay_endpoint = Some(replay_socket(process, &[]).await);
+    follower.replay = None;
+    follower.look().await.unwrap();
+    assert!(matches!(follower.replay_state, ReplayState::Contradicting(_)));
+    assert!(!follower.relay.is_in_sight());
+    (broker, follower)
+}
+
+/// Batches of the old process may still have been unread when the new one answered.
+#[tokio::test]
+async fn another_process_is_taken_when_the_connection_to_the_old_one_has_ended() {
+    for unread in [None, Some(batch(1))] {
+        let (_broker, mut follower) = replaced().await;
+        if let Some(unread) = unread {
+            follower.published(unread).await.unwrap();
+        }
+        follower.lost().await.unwrap();
+        follower.connected().await.unwrap();
+        assert!(follower.can_ask() && follower.relay.is_in_sight());
+        assert_eq!(
+            (follower.relay.doubt(), follower.continuity.last()),
+            (None, Some(1))
+        );
+    }
+}

@@ -49,6 +49,7 @@ impl Follower {
     /// the same bytes as a published batch.
     pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
         self.relay.lost().await?;
+        self.is_own_socket &= self.connection == ConnectionState::Proven;
         // The content is certain only if the connection brings the batches from a process's first batch on.
         let is_whole = heard.is_some_and(|heard| self.continuity.is_first(heard.seq));
         self.restart((!is_whole).then_some(Reason::OtherEngine)).await?;

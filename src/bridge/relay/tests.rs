@@ -194,9 +194,9 @@ async fn kept_blocks_are_told_with_a_doubt_from_the_start() {
 }
 
 /// For an engine that was never in sight, the bridge sends heartbeats, so that daemons that start later learn of the
-/// engine. For an engine that was in sight and is lost, it sends none.
+/// engine. For an engine that was in sight and is lost, it sends none, unless the engine's server answers.
 #[tokio::test]
-async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is_not() {
+async fn an_engine_out_of_sight_is_told_of_again_if_it_was_never_seen_or_its_server_answers() {
     let (_broker, mut relay, mut batches) = new_relay().await;
     relay.lost().await.unwrap();
     let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
@@ -209,6 +209,8 @@ async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is
     while !is_lost(&next_batch(&mut batches).await) {}
     let silence = tokio::time::timeout(Duration::from_millis(2500), next_batch(&mut batches));
     assert!(silence.await.is_err());
+    relay.told_alive().await.unwrap();
+    assert!(next_batch(&mut batches).await.events.is_empty());
 }
 
 /// Two engines that have lost batches ask each other at the same time, and a third one knows the names.

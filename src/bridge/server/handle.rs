@@ -94,6 +94,12 @@ pub(crate) struct OriginServer {
 }
 
 impl OriginServer {
+    /// Whether the server is known to be there: its last answer has told how to follow its publishers, or the source
+    /// that has found it, such as Kubernetes, still has it.
+    pub(crate) fn is_there(&self) -> bool {
+        !self.handle.is_troubled() || !self.handle.server.discovered.identity.is_empty()
+    }
+
     /// Requests that the server is asked again, and returns the number of that question. Called when the connection
     /// broke or cannot be made, because the server's answer may have changed.
     pub(crate) fn ask_again(&self) -> u64 {

@@ -31,7 +31,9 @@ pub enum StreamError {
         name: String,
     },
     /// Looking up the stream failed.
-    #[error("cannot look up the stream {name}: {source}; does the server have JetStream?")]
+    #[error(
+        "cannot look up the stream {name}: {source}; does the server answer at all, and has it JetStream?"
+    )]
     LookUp {
         /// Name of the stream.
         name: String,

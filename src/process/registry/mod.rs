@@ -364,7 +364,9 @@ pub enum SizeOf {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterRefusal {
     /// A publisher with the same instance, model and rank is already followed, but in another way.
-    #[error("{key} is followed at {endpoint} already; unregister it first")]
+    #[error(
+        "{key} is followed at {endpoint} already; give the other engine a name of its own, or unregister this one first"
+    )]
     Conflict {
         /// Key of the publisher.
         key: Box<EngineKey>,

@@ -27,6 +27,9 @@ pub struct SourceState {
 pub struct TroubledEngine {
     /// Name of the instance, as gateways know it.
     pub instance: String,
+    /// Address of the server or of the publisher; empty if the bridge is of an earlier release.
+    #[serde(default)]
+    pub endpoint: String,
     /// Error in words.
     pub error: String,
     /// Whether the engine is followed in spite of the error.
@@ -57,20 +60,24 @@ impl EnginesReport {
         let publishers = engines.iter().filter(|state| state.status.is_followed()).count();
         let of_servers = servers.into_iter().filter(|state| !state.is_idle).map(|state| {
             let is_followed = !state.engines.is_empty();
-            (state.server.instance, state.last_error, is_followed)
+            let server = state.server;
+            (server.instance, server.url, state.last_error, is_followed)
         });
         let of_engines = engines.into_iter().map(|state| {
+            let (engine, is_followed) = (state.engine, state.status.is_followed());
             (
-                state.engine.key.instance,
+                engine.key.instance,
+                engine.endpoint,
                 state.last_error,
-                state.status.is_followed(),
+                is_followed,
             )
         });
         let mut troubled: Vec<TroubledEngine> = of_servers
             .chain(of_engines)
-            .filter_map(|(instance, error, is_followed)| {
+            .filter_map(|(instance, endpoint, error, is_followed)| {
                 Some(TroubledEngine {
                     instance,
+                    endpoint,
                     error: error?,
                     is_followed,
                 })

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvatlas_bridge::{Bridge, DiscoverOptions, EngineDefaults};
-use kvatlas_process::registry::{EngineRegistry, ServerState};
+use kvatlas_bridge::{Bridge, DiscoverOptions, EngineDefaults, parse_engine};
+use kvatlas_process::registry::{EngineRegistry, GivenEngine, ServerState};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::UdpSocket;
@@ -316,4 +316,44 @@ async fn records_of_services_have_names_and_ports() {
     set(&[("vllm-0", &first), ("vllm-0", &second)]);
     let error = failing(&site.bridge).await;
     assert!(error.contains("several ports"), "{error}");
+}
+
+/// Returns engines that are given at addresses where nobody listens, with these names and block sizes.
+fn given_at(name: &str, port: u16, block_size: u32) -> GivenEngine {
+    let text = format!("{name}=tcp://127.0.0.1:{port},model=m,block_size={block_size}");
+    let mut engines = parse_engine(&text, &EngineDefaults::default()).unwrap();
+    engines.remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_is_found_and_refused_is_out_of_sight_until_it_is_gone() {
+    let site = Site::new(&[]).await;
+    let pending: &[&str] = &["unverified", "upstream_lost"];
+    let first = given_at("gpu-0", 1, 4);
+    let others = [given_at("gpu-1", 2, 8), given_at("gpu-2", 3, 8)];
+    let [one, two] = others.clone();
+    let refused = site.bridge.replace("a", &[first.clone(), one, two]).unwrap_err();
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    site.settles("gpu-0", 0, pending).await;
+    site.settles("gpu-1", 0, pending).await;
+    let told = site.holder("gpu-1").await.unwrap();
+    let told = serde_json::to_string(&told).unwrap();
+    assert!(told.contains("it is not followed: block_size is 8"), "{told}");
+    assert!(
+        site.holder("gpu-2").await.is_none(),
+        "one for each model is enough"
+    );
+    // The next one stands for those that are left.
+    let [_, two] = others;
+    site.bridge.replace("a", &[first.clone(), two]).unwrap_err();
+    site.settles("gpu-2", 0, pending).await;
+    eventually("gpu-1 is gone", async || {
+        site.holder("gpu-1").await.is_none().then_some(())
+    })
+    .await;
+    site.bridge.replace("a", &[first]).unwrap();
+    eventually("gpu-2 is gone", async || {
+        site.holder("gpu-2").await.is_none().then_some(())
+    })
+    .await;
 }

@@ -51,8 +51,11 @@ async fn up_says_what_keeps_it_from_following_engines() {
     let printed = read_to(&lines, "kvatlas status --admin ");
     assert!(printed.contains("No engine is followed yet"), "{printed}");
     assert!(printed.contains("1 engine is idle"), "{printed}");
-    let off_says = "engine off is not followed: the engine publishes no KV events";
-    assert!(printed.contains(off_says), "{printed}");
+    let off_says = format!(
+        "engine off at {} is not followed: the engine publishes no KV events",
+        off.url()
+    );
+    assert!(printed.contains(&off_says), "{printed}");
     assert!(!printed.contains("/query"), "{printed}");
     let (_, admin) = printed.trim_end().rsplit_once(' ').unwrap();
 
@@ -60,7 +63,7 @@ async fn up_says_what_keeps_it_from_following_engines() {
     let shown = String::from_utf8(status.stdout).unwrap();
     assert_eq!(status.status.code(), Some(1), "{shown}");
     assert!(
-        shown.contains(off_says) && shown.contains("1 engine is idle"),
+        shown.contains(&off_says) && shown.contains("1 engine is idle"),
         "{shown}"
     );
     let (_, checks) = doctor(broker.url(), &[], &[]).await;

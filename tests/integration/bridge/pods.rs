@@ -387,8 +387,7 @@ async fn the_address_of_a_pod_may_be_anothers_while_the_watch_is_behind() {
         error.contains("another engine may have its address")
     })
     .await;
-    site.settles("vllm-0", 3, &["unverified", "stale", "upstream_lost"])
-        .await;
+    site.settles("vllm-0", 3, &["unverified", "upstream_lost"]).await;
     assert_eq!(site.depth(2, "vllm-0").await, 0);
     // The pod is the same: its own container was restarted.
     api.come_back().await;
