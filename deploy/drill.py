@@ -112,7 +112,7 @@ def compose_override(directory: Path) -> Path:
 
 
 def operator(stack: Stack) -> dict[str, str]:
-    return {"user": "operator", "password": read_env(DEPLOY / "compose/.env")["KVATLAS_OPERATOR_PASSWORD"]}
+    return {"user": "operator", "password": read_env(DEPLOY / "compose/.env")["NATS_OPERATOR_PASSWORD"]}
 
 
 def start_engine(directory: Path, ports: tuple[str, str]) -> subprocess.Popen[bytes]:
@@ -208,7 +208,7 @@ def protect(stack: Stack, name: str, mode: int) -> None:
 
 
 def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
-    right = read_env(DEPLOY / "compose/.env")["KVATLAS_DAEMON_PASSWORD"]
+    right = read_env(DEPLOY / "compose/.env")["NATS_DAEMON_PASSWORD"]
     return [
         Fault(
             "A publisher sends what is no batch",

@@ -140,7 +140,7 @@ def make_trouble(stack: Stack, turn: int) -> None:
     if turn == 12:
         stack.signal("shard-1", signal.SIGCONT)
     if turn % 4 == 0:
-        password = read_env(DEPLOY / "compose/.env")["KVATLAS_OPERATOR_PASSWORD"]
+        password = read_env(DEPLOY / "compose/.env")["NATS_OPERATOR_PASSWORD"]
         subject = f"kvatlas.v1.events.demo.worker-{turn % 16:02}"
         publish_raw(stack.services["nats-1"].address, "operator", password, subject, b"not MessagePack")
     get(stack.url("kvatlas-1", 8090, "/v1/status?namespace=demo"))
@@ -170,7 +170,7 @@ def run(stack: Stack) -> None:
     assert rules and not unhealthy, f"rules that cannot be evaluated: {unhealthy}"
     print(f"all {len(rules)} alert rules can be evaluated; firing: {[rule['name'] for rule in rules if rule['state'] == 'firing']}")
 
-    password = read_env(DEPLOY / "compose/.env")["KVATLAS_OPERATOR_PASSWORD"]
+    password = read_env(DEPLOY / "compose/.env")["NATS_OPERATOR_PASSWORD"]
     operator = ["KVATLAS_NATS_USER=operator", f"KVATLAS_NATS_PASSWORD={password}", "KVATLAS_NATS_INBOX_PREFIX=_INBOX_OPERATOR"]
     command = ["/usr/bin/env", *operator, "/usr/local/bin/kvatlas", "admin", "forget", "demo", "worker-00", "0"]
     commanded = stack.execute("fleet", command)

@@ -14,7 +14,7 @@ password() { printf 'p%s' "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"; }
 umask 077
 {
     echo "COMPOSE_PROJECT_NAME=kvatlas"
-    for name in KVATLAS_DAEMON_PASSWORD KVATLAS_FLEET_PASSWORD KVATLAS_OPERATOR_PASSWORD KVATLAS_CLUSTER_PASSWORD \
+    for name in NATS_DAEMON_PASSWORD NATS_FLEET_PASSWORD NATS_OPERATOR_PASSWORD NATS_CLUSTER_PASSWORD \
         GRAFANA_ADMIN_PASSWORD; do
         echo "$name=$(password)"
     done

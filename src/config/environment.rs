@@ -34,8 +34,15 @@ pub(super) fn read(environment: impl Iterator<Item = (String, String)>, layers: 
     for (name, text) in ours {
         let Some(setting) = SETTINGS.iter().find(|setting| setting.variable == name) else {
             let allowed = neighbours(&name);
-            let variables = SETTINGS.iter().map(|setting| setting.variable.as_str());
-            let meant = suggest::meant(&name, variables);
+            // The prefix that all have in common would make them alike.
+            let bare = |variable: &str| variable.strip_prefix(ENVIRONMENT_PREFIX).map(str::to_owned);
+            let variables: Vec<String> = SETTINGS
+                .iter()
+                .filter_map(|setting| bare(&setting.variable))
+                .collect();
+            let meant = bare(&name)
+                .and_then(|bare| suggest::meant(&bare, variables.iter().map(String::as_str)))
+                .map(|meant| format!("{ENVIRONMENT_PREFIX}{meant}"));
             layers.errors.push(ConfigError::Unknown {
                 origin: Origin::Environment(name),
                 allowed,

@@ -179,7 +179,7 @@ impl FileReader<'_> {
 
     fn push_unknown(&mut self, origin: Origin, name: &str, known: &[&'static str]) {
         let allowed = known.join(", ");
-        let meant = suggest::meant(name, known.iter().copied());
+        let meant = suggest::meant(name, known.iter().copied()).or_else(|| suggest::elsewhere(name));
         self.layers.errors.push(ConfigError::Unknown {
             origin,
             allowed,

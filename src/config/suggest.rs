@@ -1,5 +1,8 @@
 //! Guesses the allowed name that a misspelt name stands for.
 
+use super::declare::Setting;
+use super::settings::SETTINGS;
+
 /// Least similarity, from 0 to 1, at which a name counts as a misspelling of another name.
 const LIKENESS_MIN: f64 = 0.8;
 
@@ -11,9 +14,32 @@ pub fn meant<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> Option<S
     (best.0 >= LIKENESS_MIN).then(|| best.1.to_owned())
 }
 
+/// Least similarity at which a name counts as that of a setting in another section.
+const LIKENESS_ELSEWHERE_MIN: f64 = 0.95;
+
+/// Returns the key of the setting, in any section, whose own name is most similar to `name`; `None` if none is similar
+/// enough, or if several are equally similar.
+pub(crate) fn elsewhere(name: &str) -> Option<String> {
+    let likeness = |setting: &Setting| strsim::jaro_winkler(name, setting.name());
+    let best = SETTINGS.iter().map(likeness).max_by(f64::total_cmp)?;
+    let mut nearest = SETTINGS.iter().filter(|setting| likeness(setting) >= best);
+    let (meant, other) = (nearest.next()?, nearest.next());
+    (best >= LIKENESS_ELSEWHERE_MIN && other.is_none()).then(|| meant.key.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_setting_of_another_section_is_named_with_its_section() {
+        let stale = "namespace_defaults.stale_after_ms";
+        assert_eq!(elsewhere("stale_after").as_deref(), Some(stale));
+        assert_eq!(elsewhere("stale_after_ms").as_deref(), Some(stale));
+        // Several sections have this name.
+        assert_eq!(elsewhere("listen"), None);
+        assert_eq!(elsewhere("foo"), None);
+    }
 
     #[test]
     fn a_slip_is_guessed_and_a_stranger_is_not() {

@@ -38,13 +38,13 @@ const ACCOUNTS: &str = include_str!("../../deploy/nats/accounts.conf");
 
 /// Roles, each with the variable that has its password in the configurations.
 const ROLES: [(&str, &str); 7] = [
-    ("daemon", "KVATLAS_DAEMON_PASSWORD"),
-    ("gpu-0", "KVATLAS_GPU_0_PASSWORD"),
-    ("rack-1", "KVATLAS_RACK_1_PASSWORD"),
-    ("router", "KVATLAS_ROUTER_PASSWORD"),
-    ("dynamo", "KVATLAS_DYNAMO_PASSWORD"),
-    ("gateway", "KVATLAS_GATEWAY_PASSWORD"),
-    ("operator", "KVATLAS_OPERATOR_PASSWORD"),
+    ("daemon", "NATS_DAEMON_PASSWORD"),
+    ("gpu-0", "NATS_GPU_0_PASSWORD"),
+    ("rack-1", "NATS_RACK_1_PASSWORD"),
+    ("router", "NATS_ROUTER_PASSWORD"),
+    ("dynamo", "NATS_DYNAMO_PASSWORD"),
+    ("gateway", "NATS_GATEWAY_PASSWORD"),
+    ("operator", "NATS_OPERATOR_PASSWORD"),
 ];
 
 fn password(role: &str) -> String {

@@ -303,9 +303,13 @@ pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
 /// asked about their disk space.
 pub(super) fn check_disk(config: &Config) -> Check {
     const NAME: &str = "disk";
-    if let Some(directory) = &config.snapshots.directory
-        && let Err(error) = try_to_write(directory)
-    {
+    let Some(directory) = &config.snapshots.directory else {
+        return Check::skipped(
+            NAME,
+            "no daemon was asked, and the doctor is told of no snapshots.directory",
+        );
+    };
+    if let Err(error) = try_to_write(directory) {
         return Check::failed(
             NAME,
             format!("cannot write to {}: {error}", directory.display()),

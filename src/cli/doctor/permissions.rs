@@ -4,7 +4,7 @@
 //! checks subscribe and publish. The messages have no effect on their receivers, and the subscriptions end immediately.
 
 use kvatlas_config::Config;
-use kvatlas_core::wire::Subjects;
+use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_process::broker::Refused;
 use kvatlas_process::setup::Setup;
 
@@ -26,7 +26,8 @@ pub(super) async fn check(
         if arguments.role.includes(role) {
             let mut needs = Needs::of(role, arguments, config, subjects);
             needs.add_inbox(role, &inbox, setup);
-            checks.push(needs.check(role, connected).await);
+            let mend = |refused: &[Refused]| mend(refused, &inbox, &arguments.namespace);
+            checks.push(needs.check(role, connected, mend).await);
         }
     }
     checks
@@ -98,7 +99,12 @@ impl Needs {
         }
     }
 
-    async fn check(self, role: NatsRole, connected: &DoctorConnection) -> Check {
+    async fn check(
+        self,
+        role: NatsRole,
+        connected: &DoctorConnection,
+        mend: impl Fn(&[Refused]) -> String,
+    ) -> Check {
         let name = format!("permissions of a {}", format!("{role:?}").to_lowercase());
         let refused = match self.try_all(connected).await {
             Ok(refused) => refused,
@@ -107,11 +113,11 @@ impl Needs {
         if refused.is_empty() {
             return Check::fine(&name, self.describe_allowed());
         }
+        let named: Vec<String> = refused.iter().map(describe).collect();
         Check::failed(
             &name,
-            format!("the server refuses {}", refused.join(", ")),
-            "allow it in the server's configuration, as deploy/nats does, or give the credentials of that role; \
-             --role says which roles these credentials are for",
+            format!("the server refuses {}", named.join(", ")),
+            mend(&refused),
         )
     }
 
@@ -125,7 +131,7 @@ impl Needs {
         format!("the server allows {}", allowed.join("; "))
     }
 
-    async fn try_all(&self, connected: &DoctorConnection) -> Result<Vec<String>, async_nats::Error> {
+    async fn try_all(&self, connected: &DoctorConnection) -> Result<Vec<Refused>, async_nats::Error> {
         let nats = &connected.nats;
         let mut subscriptions = Vec::new();
         for subject in &self.subscribe {
@@ -145,11 +151,7 @@ impl Needs {
             if !self.concerns(&refusal.refused) {
                 continue;
             }
-            refused.push(match refusal.refused {
-                Refused::Subscription(Some(subject)) => format!("to subscribe to {subject}"),
-                Refused::Subscription(None) => "a subscription".to_owned(),
-                Refused::Message(subject) => format!("to publish to {subject}"),
-            });
+            refused.push(refusal.refused);
         }
         Ok(refused)
     }
@@ -162,6 +164,33 @@ impl Needs {
             Refused::Message(subject) => self.publish.contains(subject),
         }
     }
+}
+
+/// Returns a text that says what the server refused.
+fn describe(refused: &Refused) -> String {
+    match refused {
+        Refused::Subscription(Some(subject)) => format!("to subscribe to {subject}"),
+        Refused::Subscription(None) => "a subscription".to_owned(),
+        Refused::Message(subject) => format!("to publish to {subject}"),
+    }
+}
+
+/// Returns the advice on what the server has refused to a client that is answered at `inbox` and asks about `namespace`.
+fn mend(refused: &[Refused], inbox: &str, namespace: &NamespaceName) -> String {
+    let subjects = || refused.iter().filter_map(Refused::subject);
+    let mut mends = Vec::new();
+    if subjects().any(|subject| subject == inbox) {
+        mends
+            .push("name the inbox prefix that the server allows for these credentials (--nats-inbox-prefix)");
+    }
+    if subjects().any(|subject| subject.split('.').any(|token| token == namespace.as_str())) {
+        mends.push("name a namespace that these credentials are for (--namespace)");
+    }
+    mends.push(
+        "allow it in the server's configuration, as deploy/nats does, or give the credentials of that role; \
+         --role says which roles these credentials are for",
+    );
+    mends.join("; ")
 }
 
 #[cfg(test)]
@@ -219,5 +248,17 @@ mod tests {
             needs.describe_allowed(),
             "the server allows to subscribe to a.roster, a.b; to publish to a.roster"
         );
+    }
+
+    #[test]
+    fn the_advice_names_the_flag_that_helps() {
+        let namespace = NamespaceName::new("llama").unwrap();
+        let advice = |refused: &[Refused]| mend(refused, "_INBOX.a", &namespace);
+        let inbox = Refused::Subscription(Some("_INBOX.a".to_owned()));
+        let query = Refused::Message("kvatlas.v1.query.llama".to_owned());
+        let events = Refused::Subscription(Some("kvatlas.v1.events.>".to_owned()));
+        assert!(advice(&[events.clone(), inbox]).starts_with("name the inbox prefix"));
+        assert!(advice(&[query]).starts_with("name a namespace"));
+        assert!(advice(&[events, Refused::Subscription(None)]).starts_with("allow it"));
     }
 }
