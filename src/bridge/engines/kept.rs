@@ -126,6 +126,11 @@ impl KeptRegistrations {
         over.map(|kept| kept.engine).collect()
     }
 
+    /// Whether `engine` is among these registrations, with the same words.
+    pub(super) fn has(&self, engine: &GivenEngine) -> bool {
+        self.engines.iter().any(|kept| kept.engine == *engine)
+    }
+
     /// Removes an earlier registration of `engine`.
     pub(super) fn forget(&mut self, engine: &GivenEngine) {
         self.engines.retain(|kept| !kept.engine.is_same_engine(engine));

@@ -139,16 +139,15 @@ impl Bridge {
                 }
                 return Ok(replaced);
             };
-            let is_in_place = match refusal {
-                RegisterRefusal::Conflict { .. }
-                | RegisterRefusal::SameAddress { .. }
-                | RegisterRefusal::OtherBlockSize { .. } => {
-                    let mut registered = state.registered();
-                    registered.find(|old| state.gives_way(old, engine))
-                }
-                _ => None,
+            let is_in_the_way = |old: &GivenEngine| match refusal {
+                RegisterRefusal::Conflict { .. } => old.is_same_engine(engine),
+                RegisterRefusal::SameAddress { .. } | RegisterRefusal::OtherBlockSize { .. } => true,
+                _ => false,
             };
-            let Some(old) = is_in_place else {
+            let in_place = state
+                .registered()
+                .find(|old| is_in_the_way(old) && state.gives_way(old, engine));
+            let Some(old) = in_place else {
                 return Err(refusal);
             };
             if let GivenEngine::Publisher(publisher) = engine {

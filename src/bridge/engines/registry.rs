@@ -21,7 +21,7 @@ impl Bridge {
         // The same words leave the address and labels that a source gives.
         if !(is_renewal && state.given.has(&engine)) {
             for old in self.follow_over(&mut state, &engine)? {
-                self.share(old, false);
+                self.share_replaced(old, None);
             }
         }
         let is_told = state.renew(&engine);

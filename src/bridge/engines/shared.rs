@@ -27,6 +27,14 @@ impl Bridge {
         }
     }
 
+    /// Tells the other bridges that the registration `old` has given way to the entry with the revision `by`; `None` if it has
+    /// given way to a request of this bridge's client. Locking is as with [`Self::share`].
+    pub(super) fn share_replaced(&self, old: GivenEngine, by: Option<u64>) {
+        if let Some(shared) = self.shared_registrations() {
+            shared.note_replaced(old, by.unwrap_or(u64::MAX), &self.inner.metrics);
+        }
+    }
+
     /// Follows an engine that was registered with another bridge. An engine that is refused is tried again. Returns the
     /// registrations that give way to it.
     fn follow_shared(&self, state: &mut BridgeState, engine: GivenEngine) -> Vec<GivenEngine> {
@@ -34,7 +42,7 @@ impl Bridge {
             // The other bridge has registered the engine anew, with other settings.
             Err(RegisterRefusal::Conflict { .. }) => {
                 self.drop_registered(state, &engine);
-                self.follow_in(state, engine.clone()).map(|()| Vec::new())
+                self.follow_over(state, &engine)
             }
             followed => followed,
         };
@@ -77,15 +85,21 @@ impl SharedRegistry for Bridge {
                 is_registered,
             },
             written,
+            revision,
             is_known,
         } = heard;
         let mut state = self.inner.state.lock();
+        let registered = state.registered_as(&engine);
+        // Hearing a registration again is no renewal: its time to live goes on.
+        let is_heard_again = is_known && is_registered;
+        if is_heard_again && (registered.as_ref() == Some(&engine) || state.kept.has(&engine)) {
+            return;
+        }
         state.kept.forget(&engine);
         if !is_registered {
             self.drop_registered(&mut state, &engine);
             return;
         }
-        let registered = state.registered_as(&engine);
         // An engine that is registered here was registered after the last request to unregister it.
         if registered.is_none() && state.kept.is_gone(&engine, written) {
             return self.share(engine, false);
@@ -99,7 +113,7 @@ impl SharedRegistry for Bridge {
         // same name has the same key, which the entry has taken.
         for old in replaced {
             if !is_known && !old.is_same_engine(&engine) {
-                self.share(old, false);
+                self.share_replaced(old, Some(revision));
             }
         }
     }

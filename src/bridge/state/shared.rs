@@ -2,8 +2,8 @@
 //! keys, and so follows the engines that were registered with another bridge.
 //!
 //! The client gets its answer a moment before its registration reaches JetStream. While JetStream cannot be reached,
-//! registrations wait, and are written later. An engine that was unregistered keeps its key for [`FORGOTTEN_AFTER`]. So a
-//! bridge that was away learns that the engine was unregistered.
+//! registrations wait, and are written later, unless another bridge has written a newer one for the engine. An engine that
+//! was unregistered keeps its key for [`FORGOTTEN_AFTER`]. So a bridge that was away learns that the engine was unregistered.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_nats::Client;
-use async_nats::jetstream::kv::{CreateErrorKind, Entry, Operation, Store};
+use async_nats::jetstream::kv::{CreateErrorKind, Entry, Operation, Store, UpdateErrorKind};
 use async_nats::jetstream::stream::Info;
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -55,6 +55,8 @@ pub(in super::super) struct HeardRegistration {
     pub(in super::super) registration: Registration,
     /// Time at which JetStream took the entry.
     pub(in super::super) written: SystemTime,
+    /// Revision of the entry. Later entries have higher ones.
+    pub(in super::super) revision: u64,
     /// Whether the entry is no news: it is from before this bridge, or was heard before.
     pub(in super::super) is_known: bool,
 }
@@ -74,12 +76,40 @@ pub(in super::super) trait SharedRegistry: Send + Sync {
     fn heard_places(&self, revision: u64, places: PortPlaces);
 }
 
+/// Registration of this bridge that waits to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Noted {
+    registration: Registration,
+    /// Time at which it was asked for.
+    asked: SystemTime,
+    /// Revision of the entry in whose favour the registration ends; `None` if a client asked for that end, or registered the
+    /// engine. Such an end is written only over the entry that it ends.
+    replaced_by: Option<u64>,
+}
+
+impl Noted {
+    /// Whether the registration is written over `entry`. `is_own` says that this bridge has written the entry.
+    fn is_over(&self, entry: &Entry, is_own: bool) -> bool {
+        let is_newer = || entry.operation == Operation::Put && SystemTime::from(entry.created) > self.asked;
+        match self.replaced_by {
+            Some(revision) => entry.revision < revision && self.ends(entry),
+            None => is_own || !is_newer(),
+        }
+    }
+
+    /// Whether `entry` registers the engine with the same words.
+    fn ends(&self, entry: &Entry) -> bool {
+        let registered = rmp_serde::from_slice::<Registration>(&entry.value);
+        registered.is_ok_and(|entry| entry.is_registered && entry.engine == self.registration.engine)
+    }
+}
+
 /// The registrations over HTTP that bridges share through one set of files in JetStream. Clones share them.
 #[derive(Debug, Clone)]
 pub(in super::super) struct SharedRegistrations {
     bucket: Arc<Bucket>,
     /// Registrations that are not written yet, by their keys.
-    noted: Arc<Mutex<BTreeMap<String, Registration>>>,
+    noted: Arc<Mutex<BTreeMap<String, Noted>>>,
     news: Arc<Notify>,
 }
 
@@ -128,15 +158,38 @@ impl SharedRegistrations {
         Arc::clone(&self.bucket)
     }
 
-    /// Notes a registration of this bridge, to be written.
+    /// Notes a registration of this bridge, which a client has just asked for, to be written.
     pub(in super::super) fn note(&self, registration: Registration, metrics: &BridgeMetrics) {
-        let key = self.key(&registration.engine);
+        let noted = Noted {
+            registration,
+            asked: SystemTime::now(),
+            replaced_by: None,
+        };
+        self.add(noted, metrics);
+    }
+
+    /// Notes the end of the registration of `engine`, to be written: it has given way to the entry with the revision `by`,
+    /// or to a later one. The end is not written if the engine is registered otherwise by then.
+    pub(in super::super) fn note_replaced(&self, engine: GivenEngine, by: u64, metrics: &BridgeMetrics) {
+        let noted = Noted {
+            registration: Registration {
+                engine,
+                is_registered: false,
+            },
+            asked: SystemTime::now(),
+            replaced_by: Some(by),
+        };
+        self.add(noted, metrics);
+    }
+
+    fn add(&self, added: Noted, metrics: &BridgeMetrics) {
+        let key = self.key(&added.registration.engine);
         let mut noted = self.noted.lock();
         if noted.len() >= NOTED_MAX && !noted.contains_key(&key) {
             metrics.state_failed(&key, &"too many registrations wait to be written");
             return;
         }
-        noted.insert(key, registration);
+        noted.insert(key, added);
         drop(noted);
         self.news.notify_one();
     }
@@ -146,7 +199,7 @@ impl SharedRegistrations {
     #[cfg(test)]
     pub(in super::super) fn take_noted(&self, engine: &GivenEngine) -> Option<bool> {
         let noted = self.noted.lock().remove(&self.key(engine));
-        noted.map(|registration| registration.is_registered)
+        noted.map(|noted| noted.registration.is_registered)
     }
 
     /// Opens the set of files in JetStream, and exchanges registrations between `registry` and the other bridges. Returns
@@ -209,6 +262,7 @@ impl SharedRegistrations {
         // Revisions that this bridge has written and that the watch has not shown yet. Earlier entries of the same keys
         // are outdated.
         let mut written = BTreeMap::new();
+        let mut is_read = false;
         let mut looks = interval_at(Instant::now() + LOOK_PAUSE, LOOK_PAUSE);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -231,17 +285,21 @@ impl SharedRegistrations {
                         {
                             registry.heard_places(entry.revision, places);
                         }
-                    } else if !self.is_outdated(&entry, &mut written) {
-                        self.heard(keys, &entry, known.until, registry).await?;
+                    } else if let Some(is_known) = self.is_known(&entry, known.until, &mut written) {
+                        self.heard(keys, &entry, is_known, registry).await?;
                         known.until = known.until.max(entry.revision);
                     }
                     if entry.seen_current {
+                        is_read = true;
                         registry.set_read(true);
                     }
                 }
                 () = self.news.notified() => {}
             }
-            self.write_noted(keys, metrics, &mut written).await?;
+            // Before that, newer entries of other bridges may come.
+            if is_read {
+                self.write_noted(keys, metrics, &mut written).await?;
+            }
         }
     }
 
@@ -266,26 +324,32 @@ impl SharedRegistrations {
         Ok(())
     }
 
-    /// Returns whether an entry is older than this bridge's own entry for the same engine, which is written or waits to
-    /// be written.
-    fn is_outdated(&self, entry: &Entry, written: &mut BTreeMap<String, u64>) -> bool {
-        if self.noted.lock().contains_key(&entry.key) {
-            return true;
+    /// Returns whether an entry is no news, which entries up to the revision `known` are not; `None` if it is older than this
+    /// bridge's own entry for the same engine, which is written or waits to be written. If one that waits is older than the
+    /// entry, it is dropped, and the entry is news.
+    fn is_known(&self, entry: &Entry, known: u64, written: &mut BTreeMap<String, u64>) -> Option<bool> {
+        let own = written.get(&entry.key).copied();
+        if own.is_some_and(|own| entry.revision < own) {
+            return None;
         }
-        let is_outdated = written.get(&entry.key).is_some_and(|own| entry.revision < *own);
-        if !is_outdated {
-            written.remove(&entry.key);
+        let mut waiting = self.noted.lock();
+        let noted = waiting.get(&entry.key);
+        if noted.is_some_and(|noted| noted.is_over(entry, own == Some(entry.revision))) {
+            return None;
         }
-        is_outdated
+        let is_dropped = waiting.remove(&entry.key).is_some();
+        drop(waiting);
+        written.remove(&entry.key);
+        Some(entry.revision <= known && !is_dropped)
     }
 
-    /// Applies an entry (a registration or its removal) that a bridge has written. Entries up to the revision `known` are
-    /// not news. Purges the entry of an engine that was unregistered longer than [`FORGOTTEN_AFTER`] ago.
+    /// Applies an entry (a registration or its removal) that a bridge has written. `is_known` says that it is no news.
+    /// Purges the entry of an engine that was unregistered longer than [`FORGOTTEN_AFTER`] ago.
     async fn heard(
         &self,
         keys: &Store,
         entry: &Entry,
-        known: u64,
+        is_known: bool,
         registry: &impl SharedRegistry,
     ) -> io::Result<()> {
         if entry.operation != Operation::Put {
@@ -313,7 +377,8 @@ impl SharedRegistrations {
         registry.apply(HeardRegistration {
             registration,
             written,
-            is_known: entry.revision <= known,
+            revision: entry.revision,
+            is_known,
         });
         Ok(())
     }
@@ -327,23 +392,36 @@ impl SharedRegistrations {
     ) -> io::Result<()> {
         loop {
             let next = self.noted.lock().first_key_value().map(own_entry);
-            let Some((key, registration)) = next else {
+            let Some((key, noted)) = next else {
                 return Ok(());
             };
-            match keys.put(&key, encoded(&registration)?).await {
-                Ok(revision) => {
-                    let mut noted = self.noted.lock();
-                    if noted.get(&key) == Some(&registration) {
-                        noted.remove(&key);
-                    }
-                    drop(noted);
-                    written.insert(key, revision);
-                }
-                Err(error) => {
-                    metrics.state_failed(&key, &error);
-                    return Err(io::Error::other(error));
-                }
+            let revision = self.write(keys, &key, &noted).await;
+            let revision = revision.inspect_err(|error| metrics.state_failed(&key, error))?;
+            let mut waiting = self.noted.lock();
+            if waiting.get(&key) == Some(&noted) {
+                waiting.remove(&key);
             }
+            drop(waiting);
+            written.extend(revision.map(|revision| (key, revision)));
+        }
+    }
+
+    /// Writes a registration, and returns its revision. Writes nothing, and returns `None`, if it is the end of one that has
+    /// given way, and the engine is registered otherwise by now.
+    async fn write(&self, keys: &Store, key: &str, noted: &Noted) -> io::Result<Option<u64>> {
+        let value = encoded(&noted.registration)?;
+        if noted.replaced_by.is_none() {
+            let written = keys.put(key, value).await;
+            return written.map(Some).map_err(io::Error::other);
+        }
+        let entry = keys.entry(key).await.map_err(io::Error::other)?;
+        let Some(entry) = entry.filter(|entry| noted.is_over(entry, false)) else {
+            return Ok(None);
+        };
+        match keys.update(key, value, entry.revision).await {
+            Ok(revision) => Ok(Some(revision)),
+            Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(None),
+            Err(error) => Err(io::Error::other(error)),
         }
     }
 
@@ -364,6 +442,9 @@ fn encoded(registration: &Registration) -> io::Result<Bytes> {
     encoded.map(Bytes::from).map_err(io::Error::other)
 }
 
-fn own_entry((key, registration): (&String, &Registration)) -> (String, Registration) {
-    (key.clone(), registration.clone())
+fn own_entry((key, noted): (&String, &Noted)) -> (String, Noted) {
+    (key.clone(), noted.clone())
 }
+
+#[cfg(test)]
+mod tests;

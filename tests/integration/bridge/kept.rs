@@ -369,6 +369,26 @@ async fn an_engine_is_unregistered_with_a_bridge_that_has_not_heard_of_it() {
     }
 }
 
+/// A bridge that is cut off from JetStream takes a registration. Then the engine is registered with another bridge.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_that_waited_is_not_written_over_a_newer_one() {
+    let store = tempfile::tempdir().unwrap();
+    let site = Site::at(broker_on_store(&server(), store.path()).await, &[]).await;
+    let (first, second) = (sharing(&site), unconnected());
+    register(&second, "gpu-0", "10.0.0.1:80");
+    register(&second, "gpu-1", "10.0.0.1:81");
+    register(&first, "gpu-0", "10.0.0.2:80");
+    is_written(&site, "pair").await;
+    second.start(&site.client.nats);
+    has_address(&second, "gpu-0", "10.0.0.2:80").await;
+    // What is written last is heard last.
+    has_address(&first, "gpu-1", "10.0.0.1:81").await;
+    assert_eq!(address_of(&first, "gpu-0").as_deref(), Some("10.0.0.2:80"));
+    for bridge in [first, second] {
+        bridge.stop(false).await;
+    }
+}
+
 /// A second entry would be a newer registration to the other bridges, and take the place of what they have from elsewhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_registration_from_before_jetstream_is_written_once() {

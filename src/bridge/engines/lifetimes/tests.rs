@@ -7,7 +7,7 @@ use super::super::BridgeOptions;
 use super::super::kept::tests::{given, names};
 use super::super::shared::tests::{entry_of, sharing};
 use super::*;
-use crate::state::{SharedRegistry, StateDirectory};
+use crate::state::{HeardRegistration, SharedRegistry, StateDirectory};
 
 const TTL: Duration = Duration::from_secs(120);
 const THIRD: Duration = Duration::from_secs(40);
@@ -152,6 +152,25 @@ async fn a_refused_registration_ends_no_other_one() {
     assert_eq!(names(&bridge), ["gpu-1"]);
 }
 
+/// The engine's name is followed elsewhere, and stays. So what is at the address that it should have stays, too.
+#[tokio::test]
+async fn a_name_that_is_taken_ends_nothing_at_the_address() {
+    for is_given in [true, false] {
+        let bridge = sharing();
+        let (old, name) = (with_ttl("gpu-1=tcp://127.0.0.1:2"), "gpu-2=tcp://127.0.0.1:1");
+        match is_given {
+            true => bridge.replace("flags", &[given(name)]).unwrap(),
+            false => bridge.register_given(given(name)).unwrap(),
+        }
+        bridge.register_given(old.clone()).unwrap();
+        let refused = bridge.register_given(with_ttl("gpu-2=tcp://127.0.0.1:2"));
+        assert!(matches!(refused, Err(RegisterRefusal::Conflict { .. })));
+        assert_eq!(names(&bridge), ["gpu-1", "gpu-2"]);
+        assert!(bridge.inner.state.lock().known_registered().contains(&old));
+        assert_eq!(is_told(&bridge, &old), Some(true));
+    }
+}
+
 #[tokio::test]
 async fn a_renewal_leaves_the_address_that_a_source_gives() {
     let bridge = sharing();
@@ -257,4 +276,41 @@ async fn a_renewal_changes_nothing_for_the_engine() {
     let meant = MeantEngines::One(publisher.key.clone());
     assert_eq!(bridge.unregister(&meant).len(), 1);
     assert!(names(&bridge).is_empty());
+}
+
+/// The exchange with JetStream begins anew, and the bridge hears all registrations again. Their clients are dead.
+#[tokio::test]
+async fn a_registration_that_is_heard_again_is_not_renewed() {
+    let bridge = sharing();
+    bridge.set_read(true);
+    let (followed, refused) = (
+        with_ttl("gpu-0=tcp://127.0.0.1:1,block_size=16"),
+        with_ttl("gpu-1=tcp://127.0.0.1:2,block_size=64"),
+    );
+    let heard = |is_known: bool| {
+        for engine in [&followed, &refused] {
+            bridge.apply(HeardRegistration {
+                is_known,
+                ..entry_of(engine.clone(), true)
+            });
+        }
+    };
+    heard(true);
+    bridge.pass(TTL);
+    heard(true);
+    assert_eq!(
+        bridge.inner.state.lock().known_registered(),
+        [followed.clone(), refused.clone()]
+    );
+    bridge.pass(THIRD);
+    assert!(bridge.inner.state.lock().known_registered().is_empty());
+    heard(false);
+    bridge.pass(TTL);
+    heard(false);
+    bridge.pass(THIRD);
+    assert_eq!(
+        bridge.inner.state.lock().known_registered().len(),
+        2,
+        "these are renewals"
+    );
 }

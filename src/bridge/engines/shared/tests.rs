@@ -36,6 +36,7 @@ pub(in super::super) fn entry_of(engine: GivenEngine, is_registered: bool) -> He
             is_registered,
         },
         written: SystemTime::now(),
+        revision: 1,
         is_known: false,
     }
 }

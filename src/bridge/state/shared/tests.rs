@@ -1,0 +1,140 @@
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
+
+use super::*;
+use crate::{EngineDefaults, parse_engine};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn registration(text: &str, is_registered: bool) -> Registration {
+    let defaults = EngineDefaults {
+        model: Some("m".to_owned()),
+        ..EngineDefaults::default()
+    };
+    Registration {
+        engine: parse_engine(text, &defaults).unwrap().remove(0),
+        is_registered,
+    }
+}
+
+fn shared() -> SharedRegistrations {
+    let [name, set, owner] = ["kept", "pair", "pair"].map(str::to_owned);
+    SharedRegistrations::new(Arc::new(Bucket::new(name, set, owner)))
+}
+
+/// Returns the entry of a registration, as JetStream has taken it at the time `created`.
+fn entry(
+    shared: &SharedRegistrations,
+    registration: &Registration,
+    revision: u64,
+    created: SystemTime,
+) -> Entry {
+    Entry {
+        bucket: "kept".to_owned(),
+        key: shared.key(&registration.engine),
+        value: encoded(registration).unwrap(),
+        revision,
+        delta: 0,
+        created: created.into(),
+        operation: Operation::Put,
+        seen_current: false,
+    }
+}
+
+/// A bridge that was cut off from JetStream hears what others have written meanwhile.
+#[tokio::test]
+async fn the_newest_of_what_clients_ask_for_counts() {
+    let metrics = BridgeMetrics::new();
+    let now = SystemTime::now();
+    for is_registered in [true, false] {
+        let shared = shared();
+        let own = registration("gpu-0=tcp://127.0.0.1:1", is_registered);
+        let other = registration("gpu-0=tcp://127.0.0.1:2", !is_registered);
+        shared.note(own.clone(), &metrics);
+        let mut written = BTreeMap::new();
+        let mut heard = |revision: u64, created: SystemTime| {
+            shared.is_known(&entry(&shared, &other, revision, created), 9, &mut written)
+        };
+        assert_eq!(heard(7, now - MINUTE), None, "it is older than the request");
+        assert_eq!(heard(8, now + MINUTE), Some(false), "it is news, and newer");
+        assert_eq!(heard(9, now - MINUTE), Some(true));
+        assert_eq!(shared.take_noted(&own.engine), None);
+    }
+}
+
+/// The clock of JetStream is ahead of the bridge's.
+#[tokio::test]
+async fn a_request_is_newer_than_what_the_bridge_has_written_before() {
+    let (metrics, shared) = (BridgeMetrics::new(), shared());
+    let before = registration("gpu-0=tcp://127.0.0.1:1", true);
+    let now = registration("gpu-0=tcp://127.0.0.1:1", false);
+    shared.note(now.clone(), &metrics);
+    let shown = entry(&shared, &before, 7, SystemTime::now() + MINUTE);
+    let mut written = BTreeMap::from([(shown.key.clone(), 7)]);
+    assert_eq!(shared.is_known(&shown, 0, &mut written), None);
+    assert_eq!(shared.take_noted(&now.engine), Some(false));
+}
+
+/// The engine of a registration that has given way is registered at another address by now.
+#[tokio::test]
+async fn an_entry_that_has_not_given_way_counts() {
+    let (metrics, shared) = (BridgeMetrics::new(), shared());
+    let old = registration("gpu-0=tcp://127.0.0.1:1", true);
+    let anew = registration("gpu-0=tcp://127.0.0.1:2", true);
+    let (mut written, created) = (BTreeMap::new(), SystemTime::now() - MINUTE);
+    shared.note_replaced(old.engine.clone(), 8, &metrics);
+    let given_way = entry(&shared, &old, 7, created);
+    assert_eq!(shared.is_known(&given_way, 0, &mut written), None);
+    let later = entry(&shared, &old, 9, created);
+    assert_eq!(
+        shared.is_known(&later, 0, &mut written),
+        Some(false),
+        "it is later than the other engine's"
+    );
+    shared.note_replaced(old.engine.clone(), 8, &metrics);
+    let elsewhere = entry(&shared, &anew, 7, created);
+    assert_eq!(shared.is_known(&elsewhere, 0, &mut written), Some(false));
+    assert_eq!(shared.take_noted(&old.engine), None, "its end is not written");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_registration_that_has_given_way_ends_no_other_one() {
+    let options = BrokerOptions {
+        with_jetstream: true,
+        ..BrokerOptions::default()
+    };
+    let server = find_nats_server(None).unwrap();
+    let broker = EmbeddedBroker::start_with(&server, options).await.unwrap();
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let (metrics, shared) = (BridgeMetrics::new(), shared());
+    let stores = shared
+        .bucket()
+        .open(&async_nats::jetstream::new(nats))
+        .await
+        .unwrap();
+    let old = registration("gpu-0=tcp://127.0.0.1:1", true);
+    let anew = registration("gpu-0=tcp://127.0.0.1:2", true);
+    let key = shared.key(&old.engine);
+    let (keys, mut written) = (&stores.keys, BTreeMap::new());
+    let mut end = async |by: u64| {
+        shared.note_replaced(old.engine.clone(), by, &metrics);
+        shared.write_noted(keys, &metrics, &mut written).await.unwrap();
+        assert_eq!(shared.take_noted(&old.engine), None);
+        let entry = keys.entry(&key).await.unwrap();
+        entry.map(|entry| rmp_serde::from_slice::<Registration>(&entry.value).unwrap())
+    };
+    assert_eq!(end(u64::MAX).await, None, "there is none");
+    let revision = keys.put(&key, encoded(&anew).unwrap()).await.unwrap();
+    assert_eq!(end(revision + 1).await, Some(anew.clone()));
+    let revision = keys.put(&key, encoded(&old).unwrap()).await.unwrap();
+    assert_eq!(
+        end(revision).await,
+        Some(old.clone()),
+        "it is later than what it should give way to"
+    );
+    let ended = Registration {
+        is_registered: false,
+        ..old.clone()
+    };
+    assert_eq!(end(revision + 1).await, Some(ended));
+    assert_eq!(written.get(&key), Some(&(revision + 1)));
+}
