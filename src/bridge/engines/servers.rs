@@ -162,7 +162,7 @@ impl Bridge {
     ///
     /// # Errors
     ///
-    /// The refusal of the first publisher that is not followed. The publishers before it are followed.
+    /// The refusal of the first publisher that is not followed. All others are followed.
     pub(crate) fn follow_publishers(
         &self,
         handle: &ServerHandle,
@@ -180,15 +180,16 @@ impl Bridge {
         }
         let is_told = |engine: &NewEngine| told.iter().any(|(known, _)| known.is_followed_like(engine));
         state.forget_publishers(handle, &is_told);
+        let mut followed = Ok(());
         for (engine, refused_hint) in told {
             let origin = OriginServer {
                 handle: handle.clone(),
                 refused_hint,
             };
-            self.add(&mut state, engine, Some(origin))?;
+            followed = followed.and(self.add(&mut state, engine, Some(origin)));
         }
         state.list_publishers(handle);
-        Ok(())
+        followed
     }
 
     /// Stops following the publishers of a server, because the server now belongs to another engine.

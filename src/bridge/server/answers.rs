@@ -9,12 +9,15 @@
 //! Answers over gRPC are in [`control`](super::control).
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use kvatlas_core::wire::Rank;
 use kvatlas_engines::Format;
 
+use super::super::hosts::is_here;
 use super::super::http::authority;
 use super::super::zmtp::split_endpoint;
 
@@ -177,10 +180,12 @@ fn vllm_sockets(
             authority(if is_any(bound) { host } else { bound }, port)
         )
     };
-    // A replay socket that keeps no batches is of no use.
+    // A replay socket that keeps no batches is of no use, nor is one that only programs on the engine's machine reach: from
+    // elsewhere, that address leads to the bridge's own machine.
     let keeps_any = source.buffer_steps != Some(0);
     let replay = source.replay_endpoint.as_deref().filter(|_| keeps_any);
     let replay = replay.and_then(split_endpoint);
+    let replay = replay.filter(|(bound, _)| is_here(host) || !is_here(bound));
     Ok(Sockets {
         rank,
         endpoint: at_host(bound, port),
@@ -192,8 +197,8 @@ fn vllm_sockets(
 
 /// Whether vLLM's publisher surely connects to this host. When the publisher listens, vLLM never names such a host.
 fn is_never_bound(host: &str) -> bool {
-    let is_local = |address: std::net::IpAddr| address.is_unspecified() || address.is_loopback();
-    host.parse().is_ok_and(is_local) || host.eq_ignore_ascii_case("localhost")
+    let is_unspecified = |address: IpAddr| address.to_canonical().is_unspecified();
+    is_here(host) || host.parse().is_ok_and(is_unspecified)
 }
 
 /// Returns whether a host means all addresses of a machine.
@@ -223,6 +228,17 @@ struct SglangEvents {
     replay_endpoint_port_base: Option<u16>,
 }
 
+/// Whether an answer to `GET /server_info` is vLLM's, which has such a page in its development mode. It says nothing about
+/// publishers.
+pub(super) fn is_info_of_vllm(body: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct VllmInfo {
+        #[serde(rename = "vllm_config")]
+        _config: IgnoredAny,
+    }
+    serde_json::from_slice::<VllmInfo>(body).is_ok()
+}
+
 /// Reads SGLang's answer to `GET /server_info`. `host` is the host in the server's URL.
 pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, ServerAnswerError> {
     let failed = |reason: String| ServerAnswerError::Form {
@@ -242,8 +258,16 @@ pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, ServerA
     if ranks as usize > RANKS_MAX {
         return Err(failed(format!("it has {ranks} ranks")));
     }
-    let is_wildcard = is_any(&events.endpoint_host);
-    let host = if is_wildcard { host } else { &events.endpoint_host };
+    // SGLang puts addresses of IPv6 into brackets.
+    let bound = events.endpoint_host.trim_start_matches('[').trim_end_matches(']');
+    let is_wildcard = is_any(bound);
+    if is_here(bound) {
+        return Err(ServerAnswerError::Connects {
+            endpoint: format!("tcp://{}", authority(bound, events.endpoint_port_base)),
+            hint: SGLANG_HINT,
+        });
+    }
+    let host = if is_wildcard { host } else { bound };
     let at = |base: u16, rank: u32| {
         let port = u16::try_from(u32::from(base).saturating_add(rank))
             .ok()
@@ -355,6 +379,19 @@ mod tests {
         assert_eq!(replay(0), None);
     }
 
+    /// From another machine, the address of such a socket leads to the bridge's own machine.
+    #[test]
+    fn a_replay_socket_that_only_the_engines_machine_reaches_is_none_elsewhere() {
+        let replay = |host: &str| {
+            let answer = json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
+                "replay_endpoint": "tcp://127.0.0.1:6557"}});
+            let publishers = read_vllm(answer.to_string().as_bytes(), host).unwrap();
+            publishers.sockets[0].replay.clone()
+        };
+        assert_eq!(replay("localhost").as_deref(), Some("tcp://127.0.0.1:6557"));
+        assert_eq!(replay("10.0.0.7"), None);
+    }
+
     /// The answers were recorded from the Rust front end of vLLM 0.33.0, with two ranks.
     #[test]
     fn the_answers_of_vllms_front_end_are_read() {
@@ -389,6 +426,7 @@ mod tests {
             "tcp://0.0.0.0:5557",
             "tcp://127.0.0.1:5557",
             "tcp://localhost:1",
+            "tcp://[::ffff:127.0.0.1]:5557",
             "ipc:///tmp/x",
             "tcp://*:0",
         ] {
@@ -443,6 +481,44 @@ mod tests {
         (beyond["endpoint_port_base"], beyond["endpoint_host"]) = (json!(65535), json!("0.0.0.0"));
         let answer = json!({"kv_events": beyond});
         assert!(read_sglang(answer.to_string().as_bytes(), "h").is_err());
+    }
+
+    #[test]
+    fn sglang_tells_addresses_of_ipv6_in_brackets() {
+        let endpoint = |told: &str| {
+            let events = json!({"endpoint_host": told, "endpoint_port_base": 5557});
+            let answer = json!({"kv_events": events});
+            let read = read_sglang(answer.to_string().as_bytes(), "fd00::7");
+            read.map(|mut publishers| publishers.sockets.remove(0).endpoint)
+        };
+        assert_eq!(endpoint("[::]").as_deref(), Ok("tcp://[fd00::7]:5557"));
+        assert_eq!(endpoint("[fd00::1]").as_deref(), Ok("tcp://[fd00::1]:5557"));
+        assert_eq!(endpoint("10.0.0.1").as_deref(), Ok("tcp://10.0.0.1:5557"));
+        for here in ["127.0.0.1", "[::1]", "localhost"] {
+            let connects = ServerAnswerError::Connects {
+                endpoint: format!("tcp://{here}:5557"),
+                hint: SGLANG_HINT,
+            };
+            assert_eq!(endpoint(here), Err(connects));
+        }
+    }
+
+    #[test]
+    fn a_page_of_vllm_is_told_from_sglangs() {
+        for of_vllm in [
+            json!({"vllm_config": "VllmConfig(...)"}),
+            json!({"vllm_config": {"a": 1}, "vllm_env": {}}),
+        ] {
+            assert!(is_info_of_vllm(of_vllm.to_string().as_bytes()));
+        }
+        for other in [
+            json!({}),
+            json!({"model_path": "/m"}),
+            json!({"kv_events": null}),
+            json!([]),
+        ] {
+            assert!(!is_info_of_vllm(other.to_string().as_bytes()));
+        }
     }
 
     #[test]

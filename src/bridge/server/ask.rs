@@ -12,7 +12,7 @@ use kvatlas_process::registry::NewServer;
 
 use super::super::grpc::GrpcError;
 use super::super::http::{HttpError, ServerAddress, ServerConnection};
-use super::answers::{Publishers, ServerAnswerError, read_model, read_sglang, read_vllm};
+use super::answers::{Publishers, ServerAnswerError, is_info_of_vllm, read_model, read_sglang, read_vllm};
 use super::control::ask_grpc;
 
 const VLLM_PATH: &str = "/kv_event_sources";
@@ -139,6 +139,8 @@ impl ServerQuestions<'_> {
             let (status, body) = self.get(path).await?;
             match status {
                 StatusCode::OK if path == VLLM_PATH => return Ok(read_vllm(&body, &self.address.host)?),
+                // A vLLM server that is too old for its own path.
+                StatusCode::OK if is_info_of_vllm(&body) => {}
                 StatusCode::OK => return Ok(read_sglang(&body, &self.address.host)?),
                 StatusCode::NOT_FOUND => {}
                 status => return Err(AskError::Status { path, status }),

@@ -45,7 +45,7 @@ use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 use super::discovery::LookError;
 use super::engines::Bridge;
-use super::hosts::host_of;
+use super::hosts::{host_of, is_here};
 use super::http::ServerAddress;
 use ask::{AskError, Described, ask};
 use handle::explain;
@@ -68,6 +68,9 @@ enum ServerError {
     Look(#[from] LookError),
     #[error(transparent)]
     Refused(#[from] RegisterRefusal),
+    /// A publisher is not followed. What the server tells of the other ones counts.
+    #[error(transparent)]
+    RefusedPublisher(RegisterRefusal),
 }
 
 /// Asks one server, for as long as its engine is followed.
@@ -107,6 +110,9 @@ impl ServerTask {
                 }
                 Err(error) => {
                     failures += 1;
+                    if matches!(error, ServerError::RefusedPublisher(_)) {
+                        self.handle.shared.answered.send_replace(ticket);
+                    }
                     // Only these errors leave no doubt that the same process is there.
                     if !matches!(error, ServerError::Size(_) | ServerError::Look(_)) {
                         search = None;
@@ -177,22 +183,25 @@ impl ServerTask {
             self.handle.set_connections(search.into_connections());
         }
         let followed = self.bridge.follow_publishers(&self.handle, followed);
-        if followed.is_err() {
+        followed.map_err(|refusal| {
             self.handle.set_connections([]);
-        }
-        Ok(followed?)
+            ServerError::RefusedPublisher(refusal)
+        })
     }
 
     /// Checks the hosts of the sockets that a server names: they may be on its own machine, or on hosts that the operator
-    /// allows.
+    /// allows. A server elsewhere may not name the bridge's own machine, where another engine may listen.
     fn check_hosts(&self, described: &Described) -> Result<(), RegisterRefusal> {
         let sockets = described.publishers.sockets.iter();
         let endpoints = sockets.flat_map(|sockets| std::iter::once(&sockets.endpoint).chain(&sockets.replay));
+        let is_loopback = |peer: &IpAddr| peer.to_canonical().is_loopback();
+        let is_server_here = is_here(&self.address.host) || described.peers.iter().any(is_loopback);
         for endpoint in endpoints {
             let host = host_of(endpoint).unwrap_or_default();
             let is_peer = |peer: &IpAddr| host == peer.to_canonical().to_string();
             let is_own = host == self.address.host || described.peers.iter().any(is_peer);
-            if !is_own && !self.bridge.allows_host(&host) {
+            let is_elsewhere = is_here(&host) && !is_server_here;
+            if !is_own && (is_elsewhere || !self.bridge.allows_host(&host)) {
                 let endpoint = endpoint.to_owned();
                 return Err(RegisterRefusal::Host { host, endpoint });
             }
@@ -291,5 +300,69 @@ impl ServerTask {
         if was_troubled != is_troubled {
             self.bridge.count_servers();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::Subjects;
+    use kvatlas_engines::Format;
+    use kvatlas_process::registry::GivenEngine;
+
+    use super::super::engines::BridgeOptions;
+    use super::super::spec::{EngineDefaults, parse_engine};
+    use super::answers::{Publishers, Sockets};
+    use super::*;
+
+    /// Checks an endpoint that the server `url` tells, whose bridge also follows an engine of its own machine.
+    fn checked(url: &str, peer: &str, endpoint: &str) -> Result<(), RegisterRefusal> {
+        let parse = |text: &str| parse_engine(text, &EngineDefaults::default()).unwrap();
+        let GivenEngine::Server(server) = parse(&format!("gpu-0={url}")).remove(0) else {
+            panic!("it is a server");
+        };
+        let bridge = Bridge::new(Subjects::new("kv").unwrap(), BridgeOptions::default());
+        let here = parse("gpu-1=tcp://127.0.0.1:1,model=m,block_size=16");
+        bridge.replace("flags", &here).unwrap();
+        let task = ServerTask {
+            address: ServerAddress::of_server(&server.url).unwrap(),
+            handle: ServerHandle::new(server),
+            patience: Duration::from_secs(1),
+            backoff: BridgeOptions::default().follow.backoff,
+            metrics: Arc::clone(bridge.metrics()),
+            bridge,
+            logged: Mutex::default(),
+            stop: CancellationToken::new(),
+        };
+        let sockets = Sockets {
+            rank: 0,
+            endpoint: endpoint.to_owned(),
+            replay: None,
+            topic: String::new(),
+            refused_hint: None,
+        };
+        task.check_hosts(&Described {
+            model: "m".to_owned(),
+            publishers: Publishers {
+                format: Format::Vllm,
+                block_size: None,
+                has_no_connector: false,
+                sockets: vec![sockets],
+            },
+            peers: vec![peer.parse().unwrap()],
+            process: None,
+            ranks: None,
+        })
+    }
+
+    #[tokio::test]
+    async fn a_server_elsewhere_names_no_socket_of_this_machine() {
+        let (here, elsewhere) = ("http://127.0.0.1:8000", "http://192.0.2.1:8000");
+        for endpoint in ["tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://localhost:1"] {
+            checked(here, "127.0.0.1", endpoint).unwrap();
+            checked("http://gpu-0:8000", "::1", endpoint).unwrap();
+            let refused = checked(elsewhere, "192.0.2.1", endpoint);
+            assert!(matches!(refused, Err(RegisterRefusal::Host { .. })), "{endpoint}");
+        }
+        checked(elsewhere, "192.0.2.1", "tcp://192.0.2.1:1").unwrap();
     }
 }

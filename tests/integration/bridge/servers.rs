@@ -373,7 +373,9 @@ async fn an_engine_that_cannot_be_followed_is_told_with_the_flag_that_mends_it()
     })
     .await;
     server.answers.lock().sources = Value::Null;
-    troubled(&site.bridge, "it is no engine's server", |error| {
+    // A vLLM server in development mode that is too old to tell its sockets has a page of another content at SGLang's path.
+    server.answers.lock().info = json!({"vllm_config": "VllmConfig(...)"});
+    troubled(&site.bridge, "it tells no sockets", |error| {
         error.contains("neither")
     })
     .await;
@@ -462,6 +464,31 @@ async fn a_rank_that_is_not_there_yet_costs_the_others_nothing() {
         (holder.blocks == 2 && holder.exact).then_some(())
     })
     .await;
+}
+
+/// The name of one rank is another engine's. The other rank is followed, and counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_is_refused_costs_the_others_nothing() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default(); 3]);
+    for engine in 0..3 {
+        publishers.publish(engine, &json!([stored(1, 0, 3)]));
+    }
+    let taken = format!("gpu-0={},rank=1,model=m,block_size=4", publishers.endpoint(2));
+    follow(&site.bridge, &taken).unwrap();
+    let server = Server::start(Answers::vllm(&publishers, &[1, 0, 1])).await;
+    server.answers.lock().sources.as_object_mut().unwrap().remove("0");
+    follow(&site.bridge, &format!("gpu-0={}", server.url())).unwrap();
+    eventually("the rank that is not refused is exact", async || {
+        let holders = site.holders("gpu-0").await;
+        let holder = holders.iter().find(|holder| holder.rank == 2)?;
+        (holder.blocks == 3 && holder.exact).then_some(())
+    })
+    .await;
+    let state = troubled(&site.bridge, "the refusal is told", |_| true).await;
+    let followed: Vec<_> = state.engines.iter().map(|key| key.rank).collect();
+    assert_eq!(followed, [2]);
 }
 
 /// The bridge must ask an engine's server only after a new connection. While the engine stays connected, further
