@@ -72,15 +72,17 @@ impl Reports {
     }
 
     /// Reports all engines that the source knows now.
-    pub(super) fn know(&self, mut engines: Vec<GivenEngine>) {
+    pub(super) fn know(&self, engines: Vec<GivenEngine>) {
+        self.know_noting(engines, None);
+    }
+
+    /// Reports all engines that the source knows now, with a `note` for operators. It is no failure of the source.
+    pub(super) fn know_noting(&self, mut engines: Vec<GivenEngine>, note: Option<String>) {
         let found = engines.len();
         engines.truncate(FOUND_MAX);
-        match found > FOUND_MAX {
-            true => self.set_trouble(Some(format!(
-                "{found} engines are found; the first {FOUND_MAX} are followed"
-            ))),
-            false => self.set_trouble(None),
-        }
+        let has_more = found > FOUND_MAX;
+        let more = has_more.then(|| format!("{found} engines are found; the first {FOUND_MAX} are followed"));
+        self.set_trouble(more.or(note), false);
         self.known.send_if_modified(|known| {
             let is_news = known.as_ref() != Some(&engines);
             *known = Some(engines);
@@ -91,7 +93,7 @@ impl Reports {
     /// Reports that the source cannot look for engines at the moment. The engines that it has known stay.
     pub(super) fn fail(&self, error: &dyn Display) {
         self.metrics.discovery_failures.get(self.kind).increment(1);
-        self.set_trouble(Some(format!("{error}")));
+        self.set_trouble(Some(format!("{error}")), true);
     }
 
     /// Notes which of the `found` engines the bridge does not follow.
@@ -106,16 +108,20 @@ impl Reports {
         *self.refused.lock() = refused.first().map(text);
     }
 
-    /// Stores what is wrong with the source, and logs a change of it. `None` means that nothing is wrong.
-    fn set_trouble(&self, trouble: Option<String>) {
+    /// Stores what is wrong with the source, and logs a change of it. `None` means that nothing is wrong. `is_failure` says
+    /// that the source cannot look.
+    fn set_trouble(&self, trouble: Option<String>, is_failure: bool) {
         let before = std::mem::replace(&mut *self.trouble.lock(), trouble.clone());
-        let source = &*self.source;
+        let (source, is_news) = (&*self.source, before != trouble);
         match trouble {
-            Some(error) if before.as_ref() != Some(&error) => {
+            Some(note) if is_news && !is_failure => {
+                log_gated!(warn "a source of engines may lack some" up to 16; source, note);
+            }
+            Some(error) if is_news => {
                 let known = self.known.borrow().as_ref().map_or(0, Vec::len);
                 log_gated!(warn "engines cannot be looked for; those that are known stay" up to 16; source, known, error);
             }
-            None if before.is_some() => {
+            None if is_news => {
                 log_gated!(info "engines are looked for again" up to 16; source);
             }
             _ => {}

@@ -33,8 +33,6 @@ enum DnsError {
     Question(#[from] ResolveError),
     #[error("{target} has several ports: ask for one, such as dns:_http._tcp.NAME")]
     SeveralPorts { target: Name },
-    #[error("no name server knows the name {name}")]
-    Unknown { name: String },
 }
 
 /// Engines behind a DNS name, each with the number of consecutive answers that have lacked it.
@@ -80,21 +78,19 @@ pub(super) async fn run(place: &DnsPlace, defaults: &EngineDefaults, interval: D
 }
 
 impl DnsSource<'_> {
-    /// Looks once, and reports the engines or the error. A name that no name server knows has no engines, and is an error,
-    /// too: it may be misspelled.
+    /// Looks once, and reports the engines or the error. A name that no name server knows has no engines. So it is with a
+    /// headless Service of Kubernetes while no pod of it is ready.
     async fn look_once(&mut self, reports: &Reports) {
         let found = self.look().await;
         let is_known = self.servers.as_ref().is_some_and(NameServers::take_known);
         match found {
             Ok(found) => {
                 let engines = self.known.answered(found);
-                if is_known || reports.state().engines > 0 {
-                    reports.know(engines);
-                }
-                if !is_known {
-                    let name = self.place.name.clone();
-                    reports.fail(&DnsError::Unknown { name });
-                }
+                let name = &self.place.name;
+                let note = || {
+                    format!("no name server knows {name}: none of its engines is ready, or it is misspelled")
+                };
+                reports.know_noting(engines, (!is_known).then(note));
             }
             Err(error) => reports.fail(&error),
         }
