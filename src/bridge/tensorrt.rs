@@ -185,8 +185,7 @@ impl FollowedSource for ServerEvents {
             let answer = self.answer(&mut poller, task, &mut stalls).await?;
             *failures = 0;
             if poller.has_connected {
-                // An answer may have been lost with the old connection, and the process may be another one.
-                self.unproven.extend(self.last.keys());
+                self.doubt_all();
             }
             // An answer takes the events out of the server. So it is applied even when it no longer proves that the server lives.
             let is_news = stalls.is_news(look);
@@ -221,6 +220,13 @@ impl ServerEvents {
             last: BTreeMap::new(),
             unproven: BTreeSet::from([rank]),
         }
+    }
+
+    /// Puts all ranks out of sight until their next events, because the connection is a new one. An answer may have been lost
+    /// with the old one, and the process may be another one.
+    fn doubt_all(&mut self) {
+        let ranks = self.holders.all().map(|(_, rank, _)| rank);
+        self.unproven.extend(ranks);
     }
 
     /// Asks for the next answer, and waits for it. During the wait, the holders stay in sight, unless this process
@@ -374,6 +380,15 @@ fn decoder() -> Decoder {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use kvatlas_engines::{Translator, TranslatorSettings};
+    use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
+
+    use serde_json::json;
+
+    use super::super::kin::Kin;
+    use super::super::relay::tests::{started, way};
     use super::*;
 
     #[test]
@@ -410,5 +425,47 @@ mod tests {
         assert_eq!(prove(Some(2), &[0, 2]), Numbers::RestartedWithHoles);
         assert_eq!(prove(Some(2), &[1]), Numbers::RestartedWithHoles);
         assert_eq!(prove(Some(u64::MAX), &[0]), Numbers::Whole);
+    }
+
+    /// After a restart of the process, a rank has had no event when the connection breaks. The answer that is lost with the
+    /// connection may have had its first ones.
+    #[tokio::test]
+    async fn a_rank_without_an_event_is_unproven_behind_a_new_connection() {
+        let server = find_nats_server(None).unwrap();
+        let broker = Arc::new(EmbeddedBroker::start(&server).await.unwrap());
+        let holders = Holders::new(Box::new(move |worker, _| {
+            let broker = Arc::clone(&broker);
+            Box::pin(async move {
+                let way = way(&broker, worker.as_str(), Kin::default()).await;
+                let blocks = Translator::new(TranslatorSettings::for_format(Format::TensorRt));
+                Ok(started(blocks, way).await)
+            })
+        }));
+        let mut events = ServerEvents::new(WorkerName::new("gpu-0").unwrap(), 0, holders);
+        let created = |rank: Rank, id: u64| {
+            json!({"event_id": id, "data": {"type": "created", "num_blocks_per_cache_level": [9]}, "window_size": null,
+                "attention_dp_rank": rank})
+        };
+        let mut in_sight = async |is_new: bool, answer: serde_json::Value| -> Vec<Rank> {
+            if is_new {
+                events.doubt_all();
+            }
+            let answer = answer.to_string();
+            let seen_for = Some(Duration::from_secs(60));
+            events.apply(answer.as_bytes(), seen_for).await.unwrap();
+            let seen = events.holders.all().filter(|(_, _, relay)| relay.is_in_sight());
+            seen.map(|(_, rank, _)| rank).collect()
+        };
+        assert_eq!(
+            in_sight(true, json!([created(0, 0), created(1, 0)])).await,
+            [0, 1]
+        );
+        assert_eq!(
+            in_sight(false, json!([created(0, 0)])).await,
+            [0, 1],
+            "it has restarted"
+        );
+        assert_eq!(in_sight(true, json!([created(0, 1)])).await, [0]);
+        assert_eq!(in_sight(false, json!([created(1, 0)])).await, [0, 1]);
     }
 }
