@@ -180,16 +180,23 @@ impl Bridge {
         }
         let is_told = |engine: &NewEngine| told.iter().any(|(known, _)| known.is_followed_like(engine));
         state.forget_publishers(handle, &is_told);
-        let mut followed = Ok(());
+        let mut refused = Vec::new();
         for (engine, refused_hint) in told {
             let origin = OriginServer {
                 handle: handle.clone(),
                 refused_hint,
             };
-            followed = followed.and(self.add(&mut state, engine, Some(origin)));
+            if let Err(refusal) = self.add(&mut state, engine.clone(), Some(origin)) {
+                refused.push((engine, refusal));
+            }
         }
+        let by = GivenBy::Server(handle.server.key());
+        self.announce_refused(&mut state, &by, &refused);
         state.list_publishers(handle);
-        followed
+        refused
+            .into_iter()
+            .next()
+            .map_or(Ok(()), |(_, refusal)| Err(refusal))
     }
 
     /// Stops following the publishers of a server, because the server now belongs to another engine.

@@ -283,6 +283,38 @@ async fn an_engine_whose_server_does_not_answer_is_out_of_sight() {
     site.settles("gpu-0", 3, &[]).await;
 }
 
+/// A refused engine that is told by its server is out of sight, too. It is announced with the block size that its model
+/// has here.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_its_server_tells_and_that_is_refused_is_out_of_sight() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let publishers = Publishers::start(&python, &[Spec::default()]);
+    follow(&site.bridge, "gpu-0=tcp://127.0.0.1:1,model=m,block_size=4").unwrap();
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    let text = format!("gpu-1={},model=m,block_size=8", server.url());
+    follow(&site.bridge, &text).unwrap();
+    troubled(&site.bridge, "its size is refused", |error| {
+        error.contains("block_size is 8")
+    })
+    .await;
+    eventually("daemons hear why", async || {
+        let told = serde_json::to_string(&site.holder("gpu-1").await?).unwrap();
+        (told.contains("upstream_lost") && told.contains("it is not followed: block_size is 8")).then_some(())
+    })
+    .await;
+    site.bridge.unregister(&MeantEngines::Named {
+        instance: "gpu-1".to_owned(),
+        model: "m".to_owned(),
+        tenant: None,
+        rank: None,
+    });
+    eventually("daemons forget it", async || {
+        site.holder("gpu-1").await.is_none().then_some(())
+    })
+    .await;
+}
+
 /// When another engine has taken over the address of an engine, the bridge must never attribute the new engine's blocks
 /// to the old one.
 #[tokio::test(flavor = "multi_thread")]
