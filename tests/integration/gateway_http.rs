@@ -109,6 +109,11 @@ struct Site {
 
 /// Makes a site that has received the batches of `fleet`.
 async fn site(fleet: &[Sent]) -> Site {
+    site_with(fleet, &[]).await
+}
+
+/// Makes a site as [`site`] does. The daemon and the shards have the settings `more`, too.
+async fn site_with(fleet: &[Sent], more: &[(&str, &str)]) -> Site {
     let broker = broker().await;
     let start = async |settings: &[(&str, &str)]| {
         // The daemons ask no publisher, so the gap stays.
@@ -122,11 +127,12 @@ async fn site(fleet: &[Sent]) -> Site {
         let all = [&patient[..], settings].concat();
         daemon(broker.url(), &all).await
     };
-    let one = start(&[("subjects.prefix", "one")]).await;
+    let one = start(&[&[("subjects.prefix", "one")][..], more].concat()).await;
     let mut shards = Vec::new();
     for index in 0..SHARDS {
         let shard = format!("{index}/{SHARDS}");
-        shards.push(start(&[("subjects.prefix", "many"), ("sharding.shard", &shard)]).await);
+        let own = [("subjects.prefix", "many"), ("sharding.shard", &shard)];
+        shards.push(start(&[&own[..], more].concat()).await);
     }
     let settings = [
         ("subjects.prefix", "many"),
@@ -467,6 +473,38 @@ async fn a_prompt_without_a_model_is_of_the_only_one_at_a_gateway_too() {
         (look(&mut site.gateway).await == 200).then_some(())
     })
     .await;
+}
+
+/// The shards drop the events of a second model. Its publisher is at one of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_without_a_model_is_not_certain_while_a_shard_drops_another_models_events() {
+    let mut site = Box::pin(site_with(&[], &[("limits.max_namespaces", "1")])).await;
+    let subjects = ["one", "many"].map(|prefix| Subjects::new(prefix).unwrap());
+    let nats = site.client.nats.clone();
+    let publish = async |namespace: &str, worker: &str| {
+        for subjects in &subjects {
+            let (namespace, worker): (NamespaceName, WorkerName) =
+                (namespace.parse().unwrap(), worker.parse().unwrap());
+            let mut publisher = Publisher::new(nats.clone(), subjects, &namespace, &worker, 0);
+            publisher.publish(Tier::DEVICE, vec![stored(4)]).await.unwrap();
+        }
+    };
+    let body = json!({"tokens": tokens(80)});
+    let mut both_are = async |is_exact: &str| {
+        eventually("the daemon and the gateway are as certain", async || {
+            let answers = site.ask("/lookup", Some(&body)).await;
+            let is = |answer: &Answer| answer.status == 200 && answer.headers["x-kvatlas-exact"] == is_exact;
+            answers.iter().all(is).then_some(())
+        })
+        .await;
+    };
+    // Each shard knows the namespace before its only place is taken.
+    for number in 0..8 {
+        publish("llama", &format!("gpu-{number}")).await;
+    }
+    both_are("true").await;
+    publish("qwen", "gpu-9").await;
+    both_are("false").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

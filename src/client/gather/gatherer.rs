@@ -139,8 +139,8 @@ impl Gatherer {
         Ok(merge(division, StatusReply::decode, merge_statuses))
     }
 
-    /// Asks one daemon of every shard for the names of the namespaces that it knows. Waits for `patience` at most. The same name
-    /// may occur several times in the answer.
+    /// Asks one daemon of every shard for the names of the namespaces that it knows, and merges the answers, see
+    /// [`NamespacesReply::merged`]. If a shard is missing, so may be names. Waits for `patience` at most.
     ///
     /// # Errors
     ///
@@ -150,11 +150,12 @@ impl Gatherer {
         let division = self
             .gather(subject, Bytes::new(), HeaderMap::new(), patience)
             .await?;
-        Ok(merge(division, NamespacesReply::decode, |replies, _| {
-            Ok(NamespacesReply {
-                v: PROTOCOL_VERSION,
-                namespaces: replies.into_iter().flat_map(|reply| reply.namespaces).collect(),
-            })
+        Ok(merge(division, NamespacesReply::decode, |replies, gathered| {
+            let mut reply = NamespacesReply::merged(&replies);
+            if !gathered.missing.is_empty() {
+                reply.complete = Some(false);
+            }
+            Ok(reply)
         }))
     }
 

@@ -58,8 +58,9 @@ pub(super) async fn lookup(
             return Err(HttpRefusal::BadRequest(text.to_owned()));
         }
         None => {
-            is_only = !index.source.lacks_any(|name| cache_of(name).chains().is_none());
-            only_cache(index).await?
+            let only;
+            (only, is_only) = only_cache(index).await?;
+            only
         }
     };
     let key = QueryKey::Tokens {
@@ -81,25 +82,21 @@ fn cache_of(name: &NamespaceName) -> ModelKey {
     ModelKey::of_namespace(name).unwrap_or_else(|| ModelKey::new(name.to_string()))
 }
 
-/// Returns the only model whose blocks are known, and its namespace.
+/// Returns the only model whose blocks are known, with its namespace, and whether it certainly is the only one. If
+/// several models are known, those count that are used: a model whose last worker has gone is known for some time more.
 ///
 /// Fails if no model is known, if several are known, or if there may be a model whose events have not come yet.
-async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefusal> {
+async fn only_cache(index: &Index) -> Result<((NamespaceName, ModelKey), bool), HttpRefusal> {
     if !index.source.knows_all_names() {
         let text =
             "models may be missing until everybody who publishes has been heard of; send model, or ask again";
         return Err(HttpRefusal::Unavailable(text.to_owned()));
     }
-    let caches = index.source.names().await?.into_iter().map(|name| {
-        let cache = cache_of(&name);
-        (name, cache)
-    });
-    // A namespace of another hash scheme repeats blocks of a model that has a namespace already, so it is not counted.
-    let is_model =
-        |(name, cache): &(NamespaceName, ModelKey)| cache.chains().is_none() && name.as_str() != PROBE_NAME;
-    let mut own: Vec<_> = caches.filter(is_model).collect();
-    if (2..=LOOKED_MAX).contains(&own.len()) {
-        own = used(index, own).await;
+    let known = index.source.names().await?;
+    let is_complete = known.is_complete();
+    let mut own = models(known.used());
+    if own.is_empty() {
+        own = models(known.namespaces);
     }
     let mut own = own.into_iter();
     let Some(only) = own.next() else {
@@ -107,7 +104,7 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
         return Err(HttpRefusal::Unavailable(text.to_owned()));
     };
     match own.next() {
-        None => Ok(only),
+        None => Ok((only, is_complete)),
         Some(_) => {
             let text = "several models are known; send model, and tenant_id if it has one";
             Err(HttpRefusal::BadRequest(text.to_owned()))
@@ -115,25 +112,16 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
     }
 }
 
-/// Maximum number of models that are looked at. A gateway has to ask its shards about each of them.
-const LOOKED_MAX: usize = 8;
-
-/// Returns those of the models `known` that are used, two at most. Returns all of them if none is. A model whose last
-/// worker has gone is known for some time more.
-async fn used(index: &Index, known: Vec<(NamespaceName, ModelKey)>) -> Vec<(NamespaceName, ModelKey)> {
-    let mut used = Vec::new();
-    for (name, cache) in &known {
-        if index.source.is_used(name).await {
-            used.push((name.clone(), cache.clone()));
-        }
-        if used.len() > 1 {
-            break;
-        }
-    }
-    match used.is_empty() {
-        true => known,
-        false => used,
-    }
+/// Returns the models of the namespaces `names`. A namespace of another hash scheme repeats blocks of a model that has a
+/// namespace already, so it is not counted.
+fn models(names: impl IntoIterator<Item = NamespaceName>) -> Vec<(NamespaceName, ModelKey)> {
+    let caches = names.into_iter().map(|name| {
+        let cache = cache_of(&name);
+        (name, cache)
+    });
+    caches
+        .filter(|(name, cache)| cache.chains().is_none() && name.as_str() != PROBE_NAME)
+        .collect()
 }
 
 /// Returns a unique name for the request. Answers of LMCache's controller have such a name.

@@ -13,8 +13,8 @@ use kvatlas_core::index::{
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
     DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch, Limit,
-    NamespaceName, NamespacesReply, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply,
-    QueryRequest, ReplyOrder, SingleQuery, StatusReply, Subjects, WireError, WireLimits,
+    NamespaceName, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
+    SingleQuery, StatusReply, Subjects, WireError, WireLimits,
 };
 use kvatlas_telemetry::labels::QueryKind;
 
@@ -29,6 +29,7 @@ mod beyond;
 mod doubts;
 mod found;
 mod hinted;
+mod known;
 mod pieces;
 mod reuse;
 mod spoken;
@@ -42,6 +43,8 @@ use beyond::{Doubted, QueryLength};
 use doubts::DoubtFacts;
 pub(crate) use doubts::with_wait;
 pub(crate) use found::{Found, FoundHolder, dialect_query};
+#[cfg(any(feature = "grpc", feature = "redis"))]
+pub(super) use known::is_used;
 use pieces::BatchReplies;
 use reuse::{limit_of, usable_max, usable_max_of_pairs};
 use spoken::spoken;
@@ -196,23 +199,6 @@ impl Answerer {
             namespace: name,
             reply: None,
         })
-    }
-
-    /// Returns the answer to a request on a status subject that asks for the names of the known namespaces. Returns
-    /// `None` for any other subject.
-    pub(super) fn answer_namespaces(&self, subject: &str) -> Option<Vec<u8>> {
-        let known = || NamespacesReply {
-            v: PROTOCOL_VERSION,
-            namespaces: self
-                .namespaces
-                .all()
-                .iter()
-                .map(|known| known.name.clone())
-                .collect(),
-        };
-        self.subjects
-            .is_about_namespaces(subject)
-            .then(|| known().encode())
     }
 
     /// Returns the approximate length of the reply to a request on a status subject, in bytes.

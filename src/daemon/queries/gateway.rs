@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use crate::responder::{Responder, check_size, check_status_size};
 use kvatlas_client::ClientError;
 use kvatlas_config::Live;
-use kvatlas_core::wire::{NamespacesReply, PROTOCOL_VERSION, QueryRequest, Subjects, WireError, WireLimits};
+use kvatlas_core::wire::{QueryRequest, Subjects, WireError, WireLimits};
 use kvatlas_process::broker::SubscribeError;
 use kvatlas_telemetry::labels::{QueryKind, ReplyDropReason};
 
@@ -211,10 +211,7 @@ impl Parts {
 
     /// Returns the answer to a request for the names of the namespaces that the shards know.
     async fn names(&self) -> Result<Vec<u8>, WireError> {
-        let reply = NamespacesReply {
-            v: PROTOCOL_VERSION,
-            namespaces: self.asker.names().await?.into_iter().collect(),
-        };
+        let reply = self.asker.names().await?;
         check_status_size(reply.encode(), self.responder.reply_bytes_max())
     }
 

@@ -9,8 +9,8 @@ use super::Source;
 const SEARCHED_MAX: usize = 64;
 
 /// Returns those of `names` that are searched for a question, at most [`SEARCHED_MAX`]. If there are more names, leaves
-/// out the namespaces that no worker uses; a gateway cannot tell. Then cuts the end off. Also returns whether nothing was
-/// cut off. If something was, that is counted and logged.
+/// out the namespaces that no worker uses; those of a gateway are all used. Then cuts the end off. Also returns whether
+/// nothing was cut off. If something was, that is counted and logged.
 pub(crate) fn searched(
     source: &Source,
     mut names: Vec<NamespaceName>,

@@ -244,7 +244,8 @@ impl ConnectionAnswerer {
         };
         let (subject, payload) = (&message.subject, &message.payload);
         let bytes_max = self.responder.reply_bytes_max();
-        if let Some(names) = self.answerer.answer_namespaces(subject) {
+        if self.answerer.subjects.is_about_namespaces(subject) {
+            let names = self.answerer.known_namespaces(&self.pool).encode();
             return self.finish_names(names, begun).await;
         }
         let answer = match asked {

@@ -1,6 +1,5 @@
 //! Requests to the shards, on behalf of a gateway's connections and listeners.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use kvatlas_client::{ClientError, Gatherer, Merged, unix_time_us};
 use kvatlas_config::Config;
 use kvatlas_core::wire::{
-    ErrorCode, Gathered, Hint, HintReport, NamespaceName, OutcomeReport, QueryOptions, QueryReply,
-    QueryRequest, StatusReply, Subjects, WireError,
+    ErrorCode, Gathered, Hint, HintReport, NamespaceName, NamespacesReply, OutcomeReport, QueryOptions,
+    QueryReply, QueryRequest, StatusReply, Subjects, WireError,
 };
 use kvatlas_telemetry::labels::GatherOutcome;
 use kvatlas_telemetry::{GatherMetrics, QueryMetricsByNamespace};
@@ -250,7 +249,7 @@ impl ShardAsker {
     /// The errors of [`Self::status`], and an error if a shard is missing, because that shard may know other
     /// namespaces.
     pub(crate) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
-        let names = self.names().await?;
+        let names = self.names().await?.namespaces;
         let mut statuses = Vec::with_capacity(names.len());
         for name in names {
             match self.status(&name, HeaderMap::new()).await {
@@ -269,12 +268,12 @@ impl ShardAsker {
         Ok(statuses)
     }
 
-    /// Returns the names of all namespaces that at least one shard knows.
+    /// Returns the names of all namespaces that at least one shard knows, in order.
     ///
     /// # Errors
     ///
     /// The errors of [`Self::statuses`].
-    pub(crate) async fn names(&self) -> Result<BTreeSet<NamespaceName>, WireError> {
+    pub(crate) async fn names(&self) -> Result<NamespacesReply, WireError> {
         let (names, gathered) = self.gather_names().await?;
         self.check_whole(&gathered)?;
         Ok(names)
@@ -286,17 +285,17 @@ impl ShardAsker {
     ///
     /// The errors of [`Self::status`].
     #[cfg(feature = "redis")]
-    pub(crate) async fn names_so_far(&self) -> Result<BTreeSet<NamespaceName>, WireError> {
+    pub(crate) async fn names_so_far(&self) -> Result<NamespacesReply, WireError> {
         let (names, _) = self.gather_names().await?;
         Ok(names)
     }
 
-    async fn gather_names(&self) -> Result<(BTreeSet<NamespaceName>, Gathered), WireError> {
+    async fn gather_names(&self) -> Result<(NamespacesReply, Gathered), WireError> {
         let merged = self.gatherer.namespaces(self.deadline).await;
         let merged = merged.map_err(|error| self.failed(&error))?;
         let gathered = merged.gathered.clone();
         let reply = self.count(None, merged)?;
-        Ok((reply.namespaces.into_iter().collect(), gathered))
+        Ok((reply, gathered))
     }
 
     fn check_whole(&self, gathered: &Gathered) -> Result<(), WireError> {

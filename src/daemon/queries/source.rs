@@ -8,8 +8,8 @@ use kvatlas_core::index::Namespace;
 #[cfg(any(feature = "grpc", feature = "redis"))]
 use kvatlas_core::wire::Address;
 use kvatlas_core::wire::{
-    ErrorCode, NamespaceName, QueryKey, QueryReply, QueryRequest, SingleQuery, StatusReply, WireError,
-    WireLimits, WorkerName,
+    ErrorCode, NamespaceName, NamespacesReply, QueryKey, QueryReply, QueryRequest, SingleQuery, StatusReply,
+    WireError, WireLimits, WorkerName,
 };
 
 use crate::lanes::LanePool;
@@ -18,6 +18,8 @@ use kvatlas_config::{Depth, Live};
 
 use kvatlas_process::broker::ConnectError;
 
+#[cfg(any(feature = "grpc", feature = "redis"))]
+use super::answer::is_used;
 use super::{Answerer, AnyReply, Found, ShardAsker, dialect_query};
 
 /// Reason why a listener cannot get answers from the shards.
@@ -67,12 +69,10 @@ pub(crate) struct Shards {
 
 impl IndexHere {
     /// Whether the namespace `name` has a holder, or a publisher whose batches are dropped.
+    #[cfg(any(feature = "grpc", feature = "redis"))]
     pub(super) fn is_used(&self, name: &NamespaceName) -> bool {
-        let is_used = |namespace: Arc<Namespace>| {
-            let indexer = &namespace.indexer;
-            indexer.holder_count() > 0 || indexer.refused().count(None) > 0
-        };
-        self.answerer.namespaces().get(name).is_some_and(is_used)
+        let namespace = self.answerer.namespaces().get(name);
+        namespace.is_some_and(|namespace| is_used(&namespace))
     }
 }
 
@@ -143,25 +143,20 @@ impl Source {
         }
     }
 
-    /// Returns the names of all known namespaces.
-    pub(crate) async fn names(&self) -> Result<Vec<NamespaceName>, WireError> {
+    /// Returns the names of all known namespaces, and whether there may be others.
+    pub(crate) async fn names(&self) -> Result<NamespacesReply, WireError> {
         match self {
-            Self::Here(index) => {
-                let namespaces = index.answerer.namespaces().all();
-                Ok(namespaces
-                    .iter()
-                    .map(|namespace| namespace.name.clone())
-                    .collect())
-            }
+            Self::Here(index) => Ok(index.answerer.known_namespaces(&index.pool)),
             Self::Shards(shards) => {
                 let _place = shards.asker.enter()?;
-                Ok(shards.asker.names().await?.into_iter().collect())
+                shards.asker.names().await
             }
         }
     }
 
-    /// Whether [`Self::names`] returns every namespace. A process with an index knows them all once each publisher
-    /// has had enough time to send a message, and no message may have waited unread for too long. A gateway cannot tell, so it always returns true.
+    /// Whether every namespace is known of which events come. A process with an index knows them all once each publisher
+    /// has had enough time to send a message, and no message may have waited unread for too long. A gateway always returns
+    /// true: it cannot tell before [`Self::names`].
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {
             Self::Here(index) => {
@@ -169,21 +164,6 @@ impl Source {
                 trust.is_listed() && !freshness.is_everybody_behind()
             }
             Self::Shards(_) => true,
-        }
-    }
-
-    /// Whether the known namespace `name` has a holder, or a publisher whose batches are dropped. True if the shards of
-    /// a gateway do not tell.
-    pub(crate) async fn is_used(&self, name: &NamespaceName) -> bool {
-        match self {
-            Self::Here(index) => index.is_used(name),
-            Self::Shards(_) => match self.status(name).await {
-                Ok(status) => {
-                    let is_whole = status.gathered.is_none_or(|gathered| gathered.missing.is_empty());
-                    !is_whole || !status.holders.is_empty() || status.refused_holders > 0
-                }
-                Err(error) => error.code != ErrorCode::UnknownNamespace,
-            },
         }
     }
 
@@ -210,11 +190,12 @@ impl Source {
     }
 
     /// Whether recent messages were dropped because their namespace does not exist. Only names that satisfy `is_meant`
-    /// count, and names that are not remembered. A gateway cannot tell, so it always returns false.
+    /// count, and names that are not remembered. A gateway cannot tell, so it always returns true.
+    #[cfg(feature = "grpc")]
     pub(crate) fn lacks_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
         match self {
             Self::Here(index) => index.pool.lacks_any(is_meant),
-            Self::Shards(_) => false,
+            Self::Shards(_) => true,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::queries::{ShardAsker, Source};
 /// Age at which the names that a gateway knows are outdated. The gateway then asks its shards for the names again.
 const AGE_MAX: Duration = Duration::from_secs(1);
 
-/// Names of the namespaces that a gateway's shards knew when they were last asked. Stays empty in a daemon with an
+/// Names of the namespaces that a gateway's shards used when they were last asked. Stays empty in a daemon with an
 /// index of its own.
 #[derive(Debug, Default)]
 pub(super) struct KnownNames(Mutex<Option<ToldNames>>);
@@ -46,12 +46,12 @@ impl KnownNames {
         }
     }
 
-    /// Returns the names that a gateway's shards know. If the names are older than [`AGE_MAX`], asks the shards first.
+    /// Returns the names of namespaces that a gateway's shards use. If the names are older than [`AGE_MAX`], asks the shards first.
     /// Callers that wait at the same time share one request, also if it fails.
     async fn of_shards(&self, asker: &ShardAsker) -> Result<Vec<NamespaceName>, WireError> {
         let ask = async || {
             let _place = asker.enter()?;
-            asker.names_so_far().await
+            Ok(asker.names_so_far().await?.used())
         };
         let names = self.shared(ask).await?;
         Ok(names.into_iter().filter(is_of_llmd).collect())
