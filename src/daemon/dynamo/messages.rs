@@ -1,7 +1,10 @@
 //! Messages of Dynamo's request plane, as its release 1.6.1 has them.
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use serde_json::json;
 
 use kvatlas_config::DynamoComponent;
@@ -125,11 +128,24 @@ fn parts(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
 /// Destination of an answer to a router.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct ReplyTo {
-    /// Address `HOST:PORT` at which the router takes answers.
-    pub(super) address: String,
+    /// Address at which the router takes answers.
+    #[serde(deserialize_with = "ip_and_port")]
+    pub(super) address: SocketAddr,
     /// Name that the router has given to the request. The answer repeats it, so that the router knows which request is
     /// answered.
     pub(super) subject: String,
+}
+
+/// Reads an address `IP:PORT`, as routers tell it. An IPv6 address may lack its brackets. Names of hosts are refused: to
+/// look one up may occupy a thread for many seconds.
+fn ip_and_port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let without_brackets = || {
+        let (ip, port) = text.rsplit_once(':')?;
+        Some(SocketAddr::new(ip.parse().ok()?, port.parse().ok()?))
+    };
+    let address = text.parse().ok().or_else(without_brackets);
+    address.ok_or_else(|| D::Error::custom("it is not an IP address with a port"))
 }
 
 /// Question of a router: the workers that hold leading blocks of a prompt.
@@ -238,13 +254,40 @@ mod tests {
 
     /// Returns an encoded request of a router.
     fn request(transport: &str, body: &str) -> Bytes {
-        let info =
-            json!({"address": "127.0.0.1:9", "subject": "s", "context": "c", "stream_type": "response"});
+        request_to("127.0.0.1:9", transport, body)
+    }
+
+    /// Returns an encoded request of a router that takes its answer at `address`.
+    fn request_to(address: &str, transport: &str, body: &str) -> Bytes {
+        let info = json!({"address": address, "subject": "s", "context": "c", "stream_type": "response"});
         let header = json!({
             "id": "1", "request_type": "single_in", "response_type": "many_out",
             "connection_info": {"transport": transport, "info": info.to_string()},
         });
         two_parts(header.to_string().as_bytes(), body.as_bytes())
+    }
+
+    /// The resolver's threads are those of snapshots, too.
+    #[test]
+    fn answers_go_to_addresses_and_never_to_names() {
+        let read = |address| read_request(&request_to(address, "tcp_server", "{}"));
+        for (told, address) in [
+            ("127.0.0.1:9", "127.0.0.1:9"),
+            ("[fd00::1]:9", "[fd00::1]:9"),
+            ("fd00::1:9", "[fd00::1]:9"),
+        ] {
+            assert_eq!(read(told).unwrap().reply_to.address.to_string(), address);
+        }
+        for name in [
+            "localhost:9",
+            "router.example.org:9",
+            "127.0.0.1",
+            "127.0.0.1:",
+            ":9",
+            "",
+        ] {
+            assert!(matches!(read(name), Err(MessageError::Json { .. })), "{name}");
+        }
     }
 
     #[test]
@@ -253,8 +296,11 @@ mod tests {
         let message = request("tcp_server", body);
         let asked = read_request(&message).unwrap();
         assert_eq!(
-            (asked.reply_to.address.as_str(), asked.reply_to.subject.as_str()),
-            ("127.0.0.1:9", "s")
+            (
+                asked.reply_to.address.to_string(),
+                asked.reply_to.subject.as_str()
+            ),
+            ("127.0.0.1:9".to_owned(), "s")
         );
         let expected = Question {
             model_name: "m".to_owned(),

@@ -40,11 +40,9 @@ use super::messages::{ENDPOINT, Instance, MessageError, ReplyTo, RequestTranspor
 
 /// Maximum length of a request, in bytes. A hash in JSON takes about twenty bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
-/// Maximum number of requests that are answered at the same time. Further requests wait.
+/// Maximum number of requests that are answered at the same time. Further requests wait. So do answers that wait to be
+/// sent: see [`Destinations`].
 const ANSWERS_MAX: usize = 256;
-/// Maximum number of answers that are sent at the same time. Further answers wait. Each of these still holds one of the
-/// `ANSWERS_MAX` permits.
-const SENDINGS_MAX: usize = 1024;
 /// Maximum time to connect to a router for its answer. Shorter than the usual time for the whole answer, so that an
 /// address from which nothing comes back does not hold its share for so long. Suffices for a lost packet.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -96,7 +94,6 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), S
             ),
         },
         answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
-        sendings: Semaphore::new(SENDINGS_MAX),
         destinations: Destinations::default(),
         endings: Semaphore::new(ENDINGS_MAX),
         room: Arc::new(Semaphore::new(config.max_receiving_bytes / ROOM_BYTES)),
@@ -158,7 +155,6 @@ struct Service {
     subjects: Subjects,
     indexer: Indexer,
     answers: Arc<Semaphore>,
-    sendings: Semaphore,
     destinations: Destinations,
     endings: Semaphore,
     /// Memory for requests, reserved until they are answered: one permit for each `ROOM_BYTES`.
@@ -228,13 +224,19 @@ impl Service {
     ) -> DynamoOutcome {
         let sending = async {
             // Beyond its share, an address gets nothing: to wait would hold up the answers to others.
-            let share = self.destinations.begin(&reply_to.address);
+            let share = self.destinations.begin(reply_to.address);
             let share =
                 share.ok_or_else(|| io::Error::other("too many answers to this address are on their way"))?;
-            let under_way = self.sendings.acquire().await;
+            // An answer that waits here holds up the reading of requests, so only routers that take answers may wait.
+            let place = share.place().await;
+            let place = place.ok_or_else(|| {
+                io::Error::other("too many answers are on their way to addresses that have taken none")
+            })?;
             drop(permit);
-            let mut stream = timeout(self.request_timeout, write(reply_to, answer)).await??;
-            drop((under_way, share));
+            let written = timeout(self.request_timeout, write(reply_to, answer)).await;
+            share.note(matches!(written, Ok(Ok(_))));
+            drop((place, share));
+            let mut stream = written??;
             match self.endings.try_acquire() {
                 Ok(_ending) => end(&mut stream).await,
                 Err(_) => Ok(()),
@@ -248,8 +250,8 @@ impl Service {
             return outcome;
         };
         if let Some(suppressed) = UNANSWERED_GATE.admit() {
-            let address = &reply_to.address;
-            tracing::warn!(%error, ?address, suppressed, "a router of Dynamo did not take its answer");
+            let address = reply_to.address;
+            tracing::warn!(%error, %address, suppressed, "a router of Dynamo did not take its answer");
         }
         DynamoOutcome::NotTaken
     }
@@ -290,7 +292,7 @@ fn log_unreadable(error: &MessageError) {
 
 /// Connects to a router, and writes the answer. Returns the connection.
 async fn write(reply_to: &ReplyTo, answer: Bytes) -> io::Result<TcpStream> {
-    let connecting = TcpStream::connect(&reply_to.address);
+    let connecting = TcpStream::connect(reply_to.address);
     let mut stream = timeout(CONNECT_TIMEOUT, connecting).await??;
     stream.set_nodelay(true)?;
     stream.write_all(&answer).await?;
