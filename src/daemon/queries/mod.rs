@@ -67,6 +67,8 @@ pub(crate) use sample::{BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQu
 #[cfg(any(feature = "grpc", feature = "redis"))]
 pub(crate) use searched::searched;
 pub(crate) use shards::ShardAsker;
+#[cfg(all(test, feature = "redis"))]
+pub(crate) use source::Shards;
 pub(crate) use source::{IndexHere, NoIndex, Source, SourceError};
 pub(crate) use start::{query_limits, start_gateway, start_queries};
 pub(crate) use whole::search_whole;

@@ -17,13 +17,16 @@ use kvatlas_process::listener::Place;
 use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
 use super::commands::{Commands, Goes, RedisSession, is, key_of};
-use super::prefixes::{Prefixes, PromptChain};
+use super::prefixes::{PipelinePart, Prefixes, PromptChain};
 use super::resp::{ParsedCommand, ReadCommand, ReplyBuffer, read_command};
 
 /// Length of the collected replies at which they are sent to the client, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 /// Number of bytes that are read in one step. Each connection has this much memory of its own.
 const READ_BYTES: usize = 16 << 10;
+/// Time for which a part of a pipeline waits for further keys, where these may add blocks to the answer. A client that has
+/// more to send has begun already: its pipeline comes in several segments.
+pub(super) const MORE_PATIENCE: Duration = Duration::from_millis(3);
 /// Time for which a connection may go on after the daemon is told to stop.
 pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of bytes that one permit of the semaphore `room` (memory for commands) stands for.
@@ -33,9 +36,12 @@ const ROOM_UNIT: usize = 1 << 10;
 pub(super) struct RedisDoor {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
-    /// Memory for long commands, shared by all connections. Each connection has [`READ_BYTES`] of its own, and needs
-    /// the shared memory for more. One permit stands for [`ROOM_UNIT`] bytes.
+    /// Memory for long commands and for long answers that are being taken, shared by all connections. Each connection has
+    /// [`READ_BYTES`] of its own for commands, and needs the shared memory for more. One permit stands for [`ROOM_UNIT`]
+    /// bytes.
     pub(super) room: Arc<Semaphore>,
+    /// Time to wait for further keys, [`MORE_PATIENCE`] except in tests.
+    pub(super) more_patience: Duration,
     pub(super) config: RedisConfig,
 }
 
@@ -43,6 +49,12 @@ impl RedisDoor {
     /// Creates the shared memory for commands, `bytes` in size, as a semaphore.
     pub(super) fn room(bytes: usize) -> Arc<Semaphore> {
         Arc::new(Semaphore::new((bytes / ROOM_UNIT).min(Semaphore::MAX_PERMITS)))
+    }
+
+    /// Reserves `units` times [`ROOM_UNIT`] bytes of the shared memory. `None` if there is not enough.
+    fn try_reserve(&self, units: usize) -> Option<OwnedSemaphorePermit> {
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        Arc::clone(&self.room).try_acquire_many_owned(units).ok()
     }
 }
 
@@ -82,6 +94,15 @@ pub(super) async fn serve(
         () = place.displaced() => {}
         () = drained => {}
     }
+}
+
+/// Whether a pipeline ends after the keys that have been collected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    /// Another command follows, or the keys cannot wait for more.
+    Here,
+    /// Nothing has come after the keys yet.
+    Perhaps,
 }
 
 struct RedisConnection<'p> {
@@ -169,8 +190,7 @@ impl RedisConnection<'_> {
         let units = self.bytes_waiting().div_ceil(ROOM_UNIT);
         let held = self.room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if units > held {
-            let more = u32::try_from(units - held).unwrap_or(u32::MAX);
-            let Ok(permit) = Arc::clone(&self.door.room).try_acquire_many_owned(more) else {
+            let Some(permit) = self.door.try_reserve(units - held) else {
                 return false;
             };
             match &mut self.room {
@@ -206,7 +226,7 @@ impl RedisConnection<'_> {
             }
         }
         if goes == Goes::On && self.input.len() >= self.command_bytes_max() {
-            self.look_up().await?;
+            self.look_up(Ends::Here).await?;
             self.cut(RedisRefusal::TooLarge, "ERR a command is too long")
                 .await?;
             return Ok(Goes::Away);
@@ -218,8 +238,9 @@ impl RedisConnection<'_> {
     /// Answers the commands of `input` that are whole. Returns their length in bytes, and whether the connection goes
     /// on. Notes how many bytes the next command needs.
     ///
-    /// If `input` ends inside a command, the pipeline goes on, so the keys of the last `HKEYS` commands wait for it. A
-    /// search for the beginning of a prompt may find nothing at a holder of windows or states that has the whole prompt.
+    /// If `input` ends inside a command, the pipeline goes on, so the keys of the last `HKEYS` commands wait for it. If it
+    /// ends between two commands, they wait for a moment where further keys may change the answer. A search for the
+    /// beginning of a prompt may find nothing at a holder of windows or states that has the whole prompt.
     async fn answer_whole(&mut self, input: &[u8]) -> io::Result<(usize, Goes)> {
         let (mut at, mut goes) = (0, Goes::On);
         self.bytes_min = 0;
@@ -231,7 +252,7 @@ impl RedisConnection<'_> {
                     break;
                 }
                 Err(error) => {
-                    self.look_up().await?;
+                    self.look_up(Ends::Here).await?;
                     self.cut(RedisRefusal::Protocol, &format!("ERR {error}")).await?;
                     return Ok((input.len(), Goes::Away));
                 }
@@ -247,7 +268,7 @@ impl RedisConnection<'_> {
                 self.keys.push(key);
                 continue;
             }
-            self.look_up().await?;
+            self.look_up(Ends::Here).await?;
             // A look-up after another command belongs to another prompt.
             self.chain.end();
             goes = self.carry_out(&words);
@@ -256,8 +277,10 @@ impl RedisConnection<'_> {
             }
         }
         let rest = input.len() - at;
-        if rest == 0 || rest + self.bytes_waiting() >= self.command_bytes_max() {
-            self.look_up().await?;
+        if rest + self.bytes_waiting() >= self.command_bytes_max() {
+            self.look_up(Ends::Here).await?;
+        } else if rest == 0 {
+            self.look_up(Ends::Perhaps).await?;
         }
         self.write().await?;
         Ok((at, goes))
@@ -282,15 +305,37 @@ impl RedisConnection<'_> {
         commands.carry_out(&mut self.session, words, Instant::now(), &mut self.replies)
     }
 
-    /// Looks up the collected keys of a pipeline in one search, and writes the reply to each key. The replies are made
-    /// in pieces, each when the client has taken the one before. Making a piece takes less than a millisecond.
-    async fn look_up(&mut self) -> io::Result<()> {
+    /// Looks up the collected keys of a pipeline in one search, and writes the reply to each key. If the pipeline `ends`
+    /// perhaps later, and further keys may add blocks to the answer, waits a moment for them. If they come, the keys are
+    /// kept, and looked up with them.
+    async fn look_up(&mut self, ends: Ends) -> io::Result<()> {
         let keys = std::mem::take(&mut self.keys);
         if keys.is_empty() {
             return Ok(());
         }
+        let part = self.door.prefixes.ask(&mut self.chain, &keys).await;
+        if part.may_rise && ends == Ends::Perhaps && self.more_comes().await? {
+            self.chain.forget(&part);
+            self.keys = keys;
+            return Ok(());
+        }
+        self.reply(&keys, &part).await
+    }
+
+    /// Whether further bytes come within the patience. A client that has ended its side sends none.
+    async fn more_comes(&self) -> io::Result<bool> {
+        match timeout(self.door.more_patience, self.stream.peek(&mut [0])).await {
+            Ok(bytes) => Ok(bytes? > 0),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Writes the replies to `keys`, which are those of `part`. The replies are made in pieces, each when the client has
+    /// taken the one before. Making a piece takes less than a millisecond. While the client has pieces to take, the part
+    /// has shared memory.
+    async fn reply(&mut self, keys: &[u64], part: &PipelinePart) -> io::Result<()> {
         let door = Arc::clone(&self.door);
-        let part = door.prefixes.ask(&mut self.chain, &keys).await;
+        let mut room = None;
         let guesses = &door.commands.guesses;
         let are_guessed = guesses.has_any(keys.iter().copied(), Instant::now());
         for (place, key) in keys.iter().enumerate() {
@@ -302,6 +347,16 @@ impl RedisConnection<'_> {
             };
             part.reply(place, &own, &mut self.replies);
             if self.replies.bytes().len() >= PIECE_BYTES {
+                if room.is_none() {
+                    room = door.try_reserve(part.bytes().div_ceil(ROOM_UNIT));
+                    if room.is_none() {
+                        let text = "ERR too many bytes of answers wait to be taken; ask again later";
+                        self.cut(RedisRefusal::TooLarge, text).await?;
+                        return Err(io::Error::other(
+                            "no room for a long answer (redis.max_receiving_bytes)",
+                        ));
+                    }
+                }
                 self.write().await?;
                 // A client that takes its replies at once would keep the thread from others.
                 tokio::task::yield_now().await;

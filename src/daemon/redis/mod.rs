@@ -29,5 +29,7 @@ mod known;
 mod prefixes;
 mod resp;
 mod start;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use start::start_redis;

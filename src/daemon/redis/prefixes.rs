@@ -2,17 +2,21 @@
 //!
 //! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have
 //! arrived together (a *part* of the pipeline) are looked up in one search. A later part may continue the prompt of the
-//! previous part, or begin a new prompt. A part that ends inside a command waits for the rest (see `connection`). The keys
-//! do not show whether they continue a prompt. But a continuation is of use only where a worker holds the previous parts
-//! and more. So this is tried first, in a search that does not count as an answer. Then the part is searched as the
+//! previous part, or begin a new prompt. A part that ends inside a command waits for the rest (see `connection`). So does,
+//! for a moment, a part of which a worker has all, and can reuse less: with the next keys it may be all. The keys do not
+//! show whether they continue a prompt. But a continuation is of use only where a worker holds the previous parts and
+//! more. So this is tried first, in a search that does not count as an answer. Then the part is searched as the
 //! continuation, or as a new prompt.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, WorkerName, instance_among, is_pool};
+use kvatlas_core::wire::{
+    ErrorCode, NamespaceName, QueryKey, WireError, WorkerName, instance_among, is_pool,
+};
 
 use crate::queries::{Found, FoundHolder, Misses, Source, searched};
 use kvatlas_process::admin::Readiness;
@@ -22,6 +26,10 @@ use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
 use super::entry::{TIERS, field};
 use super::known::KnownNames;
 use super::resp::ReplyBuffer;
+
+/// Maximum number of namespaces about which a gateway asks its shards at the same time, for one part of a pipeline. Each
+/// takes one of the requests that a gateway may have under way.
+const GATHERS_AT_ONCE: usize = 16;
 
 /// End of a log line that tells an operator what to compare if routers never find a holder. Each of these things
 /// changes llm-d's keys.
@@ -53,16 +61,27 @@ impl Pod {
     }
 }
 
+/// Approximate number of bytes that a [`Pod`] occupies, with its fields.
+const POD_BYTES: usize = 512;
+
 /// Pods that hold the blocks of one part of a pipeline.
 #[derive(Debug, Default)]
 pub(super) struct PipelinePart {
     /// Number of blocks that the prompt has before the part's first key.
     offset: usize,
+    /// Whether further keys of the prompt may add blocks to this part: a pod has all of it, and can reuse fewer. With
+    /// windows or states, a request goes on behind certain blocks only.
+    pub(super) may_rise: bool,
     /// Pods that hold leading blocks, the one with the most blocks first.
     pods: Vec<Pod>,
 }
 
 impl PipelinePart {
+    /// Returns the approximate number of bytes that the part occupies.
+    pub(super) fn bytes(&self) -> usize {
+        self.pods.len() * POD_BYTES
+    }
+
     /// Writes the reply to one key of the part, the key at position `place`. The entries come in this order: first the
     /// routers' own `guesses`, then the entries of the pods.
     pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut ReplyBuffer) {
@@ -90,6 +109,12 @@ impl PromptChain {
     pub(super) fn end(&mut self) {
         self.keys = Vec::new();
         self.is_held = false;
+    }
+
+    /// Forgets the keys of `part`, the last part that was looked up. It will be looked up again, with more keys.
+    pub(super) fn forget(&mut self, part: &PipelinePart) {
+        self.keys.truncate(part.offset);
+        self.is_held = part.offset > 0;
     }
 }
 
@@ -143,13 +168,22 @@ impl Prefixes {
     async fn is_held_beyond(&self, names: &[NamespaceName], blocks: usize, keys: Vec<SequenceHash>) -> bool {
         let key = self.key_of(keys);
         let is_deeper = |holder: &FoundHolder| holder.matched_blocks as usize > blocks;
-        for name in names {
-            let found = self.source.find_uncounted(name, &key).await;
-            if found.is_ok_and(|found| found.holders.iter().any(is_deeper)) {
+        for names in names.chunks(self.at_once()) {
+            let searches = names.iter().map(|name| self.source.find_uncounted(name, &key));
+            let mut found = join_all(searches).await.into_iter().flatten();
+            if found.any(|found| found.holders.iter().any(is_deeper)) {
                 return true;
             }
         }
         false
+    }
+
+    /// Returns the number of namespaces that are searched at the same time.
+    fn at_once(&self) -> usize {
+        match &*self.source {
+            Source::Here(_) => 1,
+            Source::Shards(_) => GATHERS_AT_ONCE,
+        }
     }
 
     /// Searches for the prompt `keys`, and notes it in `chain`. The first `offset` keys came in earlier parts of the
@@ -167,6 +201,7 @@ impl Prefixes {
         let knows = |worker: &WorkerName| names.iter().any(|name| self.source.knows_worker(name, worker));
         let part = PipelinePart {
             offset,
+            may_rise: holders.iter().any(|holder| may_rise(holder, asked)),
             pods: pods(&holders, knows),
         };
         chain.is_held = holders
@@ -197,18 +232,21 @@ impl Prefixes {
     /// Returns the holders that have leading blocks of the prompt, from the namespaces `names`. Several namespaces may
     /// have holders: a prompt's keys belong to one model, and a model has one namespace for each tenant.
     async fn find(&self, names: &[NamespaceName], key: &QueryKey) -> Vec<FoundHolder> {
+        let mut all = Vec::with_capacity(names.len());
+        for names in names.chunks(self.at_once()) {
+            all.extend(join_all(names.iter().map(|name| self.find_in(name, key))).await);
+        }
         let (mut holders, mut empty) = (Vec::new(), None);
-        for name in names {
-            let begun = Instant::now();
-            match self.source.find(name, key, None).await {
+        for (name, (found, elapsed)) in names.iter().zip(all) {
+            match found {
                 // The namespace has been forgotten since it was listed.
                 Err(error) if error.code == ErrorCode::UnknownNamespace => {}
                 Err(error) => self.errors.failed(error.code, &error.text),
                 Ok(found) if found.holders.is_empty() => {
-                    empty = empty.or(Some((name, found, begun.elapsed())));
+                    empty = empty.or(Some((name, found, elapsed)));
                 }
                 Ok(mut found) => {
-                    self.count(name, &found, begun.elapsed());
+                    self.count(name, &found, elapsed);
                     found.lend_addresses(|worker| self.source.addresses_of(name, worker));
                     holders.extend(found.holders);
                 }
@@ -225,11 +263,27 @@ impl Prefixes {
         holders
     }
 
+    /// Searches one namespace. Also returns the time that it took.
+    async fn find_in(&self, name: &NamespaceName, key: &QueryKey) -> (Result<Found, WireError>, Duration) {
+        let begun = Instant::now();
+        let found = self.source.find(name, key, None).await;
+        (found, begun.elapsed())
+    }
+
     fn count(&self, name: &NamespaceName, found: &Found, elapsed: Duration) {
         let metrics = self.metrics.of(name);
         metrics.answered(QueryKind::SequenceHashes, elapsed);
         metrics.found(found.prompt);
     }
+}
+
+/// Whether more keys of the prompt may add blocks to those that `holder` can reuse of the first `asked`.
+fn may_rise(holder: &FoundHolder, asked: usize) -> bool {
+    let has_all = holder.matched_blocks as usize >= asked;
+    has_all
+        && holder.blocks < holder.matched_blocks
+        && !is_pool(&holder.id.worker)
+        && holder.certain().is_some()
 }
 
 /// Returns the pods (llm-d's word for workers) that certainly hold leading blocks, the pod with the most blocks first.
@@ -362,9 +416,25 @@ mod tests {
     }
 
     #[test]
+    fn only_who_has_all_of_a_part_and_can_reuse_less_may_have_more_with_the_next_keys() {
+        let rises = |blocks, matched_blocks, is_exact| {
+            let holder = FoundHolder {
+                matched_blocks,
+                ..holder("a", 0, [blocks; 2], blocks, is_exact)
+            };
+            may_rise(&holder, 4)
+        };
+        assert!(rises(0, 4, true) && rises(3, 4, true));
+        assert!(!rises(4, 4, true), "a request can reuse the whole part");
+        assert!(!rises(1, 3, true), "the part's last block is not there");
+        assert!(!rises(0, 4, false), "doubted holders are left out in any case");
+    }
+
+    #[test]
     fn guesses_come_first() {
         let part = PipelinePart {
             offset: 3,
+            may_rise: false,
             pods: pods(&[holder("a", 0, [4, 4], 4, true)], |_| false),
         };
         let mut replies = ReplyBuffer::default();

@@ -10,7 +10,7 @@ use kvatlas_process::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::{RedisConnectionMetrics, RedisMetrics};
 
 use super::commands::Commands;
-use super::connection::{DRAIN_TIMEOUT, RedisDoor, serve};
+use super::connection::{DRAIN_TIMEOUT, MORE_PATIENCE, RedisDoor, serve};
 use super::guesses::Guesses;
 use super::prefixes::Prefixes;
 
@@ -33,6 +33,7 @@ pub(crate) async fn start_redis(shared: &Shared, stage: &Stage) -> Result<Option
         },
         prefixes: Prefixes::new(shared.source().await?, Arc::clone(&shared.readiness)),
         room: RedisDoor::room(config.max_receiving_bytes),
+        more_patience: MORE_PATIENCE,
         config: config.clone(),
     });
     let acceptor = Acceptor {
