@@ -12,6 +12,8 @@ use tokio_util::task::TaskTracker;
 use kvatlas_process::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::HttpConnectionMetrics;
 
+use crate::vital::vital;
+
 use super::routes::router;
 use super::shared::{HttpParts, HttpShared};
 
@@ -61,7 +63,7 @@ impl HttpServer {
             counts: Arc::new(HttpConnectionMetrics::new()),
         };
         let service = TowerToHyperService::new(router(&Arc::new(HttpShared::new(parts))));
-        tasks.spawn(acceptor.run(listener, service));
+        tasks.spawn(vital(acceptor.run(listener, service)));
         tracing::info!(%local_addr, "query listener started");
         Ok(Self {
             local_addr,

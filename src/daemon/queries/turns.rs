@@ -5,10 +5,12 @@
 //! another server. When the new connection takes requests, the daemon leaves the queue group on the old one. It still
 //! answers all requests that the server has sent on the old connection.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use async_nats::Client;
 use async_nats::connection::State;
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -144,6 +146,26 @@ impl Connector {
 /// Callback that is called each time that the server has confirmed the subscriptions.
 pub(super) type Subscribed = Box<dyn Fn() + Send + Sync>;
 
+/// Serves until `serving` ends. If it was not told to `stop`, the daemon is not ready from then on. A panic does not end the
+/// process: the request that has caused it may go to another replica next.
+async fn serve_to_end(
+    serving: impl Future<Output = Result<(), SubscribeError>>,
+    stop: &CancellationToken,
+    readiness: &Readiness,
+) {
+    let trouble = match AssertUnwindSafe(serving).catch_unwind().await {
+        Ok(Ok(())) => "the connection for queries has ended".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        // The panic itself has been told with its place.
+        Err(_) => "a part that answers queries has panicked".to_owned(),
+    };
+    if !stop.is_cancelled() {
+        tracing::error!(error = %trouble, "queries are no longer answered");
+        readiness.set_trouble(Latch::QueriesSubscribed, Some(trouble));
+        readiness.clear(Latch::QueriesSubscribed);
+    }
+}
+
 /// Services on successive connections. Each new connection replaces the previous one.
 struct ServiceSuccession<Serve> {
     connector: Connector,
@@ -210,11 +232,9 @@ where
             readiness.set(Latch::QueriesSubscribed);
         });
         let serving = (self.serve)(connected, own.clone(), subscribed);
-        let used = client.clone();
+        let (used, stop, readiness) = (client.clone(), own.clone(), Arc::clone(&self.connector.readiness));
         self.tasks.spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(%error, "queries are no longer answered");
-            }
+            serve_to_end(serving, &stop, &readiness).await;
             // When a client connects again, the server counts a subscription's messages anew. So it could go on sending
             // messages that nobody takes here. An error means that the connection is closed.
             let _ = used.drain().await;
@@ -231,5 +251,40 @@ where
                 Err(error) => tracing::error!(%error, "no other connection takes over"),
             }
         }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns whether the latch is set, and the trouble, after `serving` has ended.
+    async fn after(
+        serving: impl Future<Output = Result<(), SubscribeError>>,
+        is_told: bool,
+    ) -> (bool, Vec<String>) {
+        let (stop, readiness) = (CancellationToken::new(), Readiness::new());
+        readiness.set(Latch::QueriesSubscribed);
+        if is_told {
+            stop.cancel();
+        }
+        serve_to_end(serving, &stop, &readiness).await;
+        let report = readiness.report();
+        (report.is_set(Latch::QueriesSubscribed), report.reasons())
+    }
+
+    #[tokio::test]
+    async fn a_daemon_whose_queries_are_no_longer_served_is_not_ready() {
+        let refused = || async { Err(SubscribeError::new("a", &"no right")) };
+        assert!(after(async { Ok(()) }, true).await.0);
+        assert!(after(refused(), true).await.0);
+        let (is_set, reasons) = after(async { panic!("on purpose") }, false).await;
+        assert!(!is_set);
+        assert!(
+            reasons.iter().any(|reason| reason.contains("has panicked")),
+            "{reasons:?}"
+        );
+        assert!(!after(refused(), false).await.0);
+        assert!(!after(async { Ok(()) }, false).await.0);
     }
 }
