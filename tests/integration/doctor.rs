@@ -2,9 +2,9 @@
 
 use std::process::Stdio;
 
-use futures_util::StreamExt;
-use kvatlas_core::hash::BlockSize;
-use kvatlas_core::wire::{NamespaceName, PROBE_NAME, Tier, WorkerName};
+use futures_util::{FutureExt, StreamExt};
+use kvatlas_core::hash::{BlockSize, SequenceHash};
+use kvatlas_core::wire::{NamespaceName, PROBE_NAME, QueryKey, QueryRequest, SingleQuery, Tier, WorkerName};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::doctor::{check, doctor};
@@ -22,6 +22,38 @@ async fn doctors_at_the_same_time_do_not_fail_each_other() {
         let probe = check(&checks, "round trip");
         assert_eq!(probe["outcome"], "fine", "{probe}");
     }
+    daemon.stop().await;
+}
+
+/// NATS gives each question to one member of the daemons' group. If the doctor sent one again, the sound member might answer
+/// in place of the one that hangs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_hangs_is_seen_by_questions_that_are_sent_once() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    let asked = subjects().query(&PROBE_NAME.parse().unwrap());
+    let (group, silent) = ("kvatlas".to_owned(), client.nats.clone());
+    let _silent = silent.queue_subscribe(asked.clone(), group).await.unwrap();
+    let mut all = client.nats.subscribe(asked).await.unwrap();
+    client.nats.flush().await.unwrap();
+    let (_, checks) = doctor(broker.url(), &[], &[]).await;
+    let probe = check(&checks, "round trip");
+    assert_eq!(probe["outcome"], "warning", "{probe}");
+    // «30 of 64 questions had no answer within 1s».
+    let found = probe["found"].as_str().unwrap();
+    let (_, of) = found.split_once(" of ").unwrap();
+    let told: usize = of.split(' ').next().unwrap().parse().unwrap();
+    let mut end = client.nats.subscribe("end").await.unwrap();
+    client.nats.publish("end", "".into()).await.unwrap();
+    end.next().await.unwrap();
+    let query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(0)]));
+    let payload = QueryRequest::Single(query).encode();
+    let mut seen = 0;
+    while let Some(Some(message)) = all.next().now_or_never() {
+        seen += usize::from(message.payload == payload);
+    }
+    assert_eq!(seen, told);
     daemon.stop().await;
 }
 
