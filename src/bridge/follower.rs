@@ -132,8 +132,7 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// State of the replay socket, which says whether the socket is believed.
     replay_state: ReplayState,
-    /// Whether the replay socket has been proven to belong to the engine's process, and was still so when it was
-    /// contradicted last, if ever. Then the contradiction shows another process behind the same addresses.
+    /// Whether the replay socket was proven to be the engine's when it was contradicted last. Another process is there then.
     is_own_socket: bool,
     /// Number of consecutive failures of the replay socket. For a believed socket, only a missing answer at a new
     /// connection counts as a failure. For a socket that is not believed, each question without a useful answer counts.
@@ -289,20 +288,17 @@ impl Follower {
         self.note_connection(ConnectionChange::Reconnected);
         self.hearing = Hearing::Heard;
         self.replay = None;
-        // The engine is out of sight until now.
         self.stalls.begin();
         match &mut self.replay_state {
-            // Published batches have contradicted the socket. The next batch may show that the socket no longer
-            // contradicts them.
+            // The next published batch may show that the socket no longer contradicts them.
             ReplayState::Contradicting(useless)
                 if self.continuity.last().is_some() && !self.is_own_socket =>
             {
                 useless.ask_at = Instant::now();
                 Ok(())
             }
-            // The batches that contradicted the socket came over the connection that has ended. All is taken anew, so
-            // that no doubt of the contradiction is left.
-            ReplayState::Contradicting(_) => {
+            // The connection that contradicted the socket has ended. So no doubt of the contradiction is left.
+            ReplayState::Contradicting(_) if self.is_own_socket => {
                 self.restart(None).await?;
                 self.verify_if_possible().await
             }
@@ -392,8 +388,7 @@ impl Follower {
         Ok(self.relay.lost().await?)
     }
 
-    /// Goes on telling daemons of the engine if it is out of sight: its server answers, or its connection stands, so it
-    /// lives.
+    /// Goes on telling daemons of the engine if it is out of sight: it is known to live.
     pub(super) async fn told_alive(&mut self) -> Result<(), FollowError> {
         Ok(self.relay.told_alive().await?)
     }

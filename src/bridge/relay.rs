@@ -50,7 +50,7 @@ const UNTOLD_BYTES_MAX: usize = 32 << 10;
 pub(super) const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
 /// Time for which an engine that was in sight, and is lost, is told of after each sign that it lives.
-const LOST_TOLD_FOR: Duration = Duration::from_secs(60);
+pub(super) const LOST_TOLD_FOR: Duration = Duration::from_secs(60);
 
 /// Lock on the engine's blocks, held from the translation of events until the publisher has these events. So other
 /// tasks never see blocks of which the publisher has not heard yet.

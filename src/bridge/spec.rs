@@ -172,8 +172,9 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
         None => return Err("the name or the endpoint is missing".to_owned()),
     };
     let (mut engine, mut labels) = (toml::Table::new(), BTreeMap::new());
-    engine.insert("name".to_owned(), name.into());
-    engine.insert("endpoint".to_owned(), endpoint.into());
+    for (key, value) in [("name", name), ("endpoint", endpoint)] {
+        engine.insert(key.to_owned(), value.into());
+    }
     for part in parts {
         let (key, value) = part
             .split_once('=')
@@ -184,6 +185,11 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
                     .split_once(':')
                     .ok_or_else(|| format!("label is {value:?}; write KEY:VALUE"))?;
                 labels.insert(key.to_owned(), value.to_owned()).is_some()
+            }
+            "name" | "endpoint" | "labels" => {
+                return Err(format!(
+                    "there is no key {key}: write NAME=ENDPOINT first, and label=KEY:VALUE"
+                ));
             }
             _ => engine.insert(key.to_owned(), toml_value(key, value)?).is_some(),
         };

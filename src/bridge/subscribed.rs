@@ -23,6 +23,7 @@ use kvatlas_engines::{DecodeLimits, EngineBatch, Reason};
 
 use super::grpc::Frames;
 use super::holders::Holders;
+use super::relay::LOST_TOLD_FOR;
 use super::server::OriginServer;
 use super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
 
@@ -86,7 +87,15 @@ impl FollowedSource for SubscribedEvents {
                 .map_err(FollowedSourceError::broken)?,
         };
         if let Some(origin) = &task.origin {
-            origin.confirmed().await;
+            let mut confirmed = std::pin::pin!(origin.confirmed());
+            while tokio::time::timeout(LOST_TOLD_FOR / 2, &mut confirmed)
+                .await
+                .is_err()
+            {
+                if origin.is_there() {
+                    self.holders.told_alive().await?;
+                }
+            }
         }
         self.connected().await?;
         let mut quiet = Quiet::new(task.stall_watch(), task.options.poll_interval);

@@ -10,6 +10,7 @@ use kvatlas_telemetry::log_gated;
 
 use super::follower::{FollowError, Follower};
 use super::frames::Numbered;
+use super::relay::LOST_TOLD_FOR;
 use super::server::OriginServer;
 use super::sockets::Subscription;
 use super::sources::{FollowedSource, FollowedSourceError, SourceTask};
@@ -162,6 +163,20 @@ impl SocketEvents {
         Ok(())
     }
 
+    /// Waits until the server has confirmed the engine. Meanwhile daemons are told of it, which is out of sight.
+    async fn await_confirmed(&mut self, origin: &OriginServer) -> Result<(), FollowError> {
+        let mut confirmed = std::pin::pin!(origin.confirmed());
+        while tokio::time::timeout(LOST_TOLD_FOR / 2, &mut confirmed)
+            .await
+            .is_err()
+        {
+            if origin.is_there() {
+                self.follower.told_alive().await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn follow_connection(
         &mut self,
         task: &SourceTask,
@@ -179,7 +194,7 @@ impl SocketEvents {
             None => Subscription::connect(endpoint, topic, patience, metrics).await?,
         };
         if let Some(origin) = &task.origin {
-            origin.confirmed().await;
+            self.await_confirmed(origin).await?;
         }
         self.follower.relay().metrics().connections.increment(1);
         if let Some(silence) = self.long_silence(task) {

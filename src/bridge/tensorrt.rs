@@ -367,7 +367,11 @@ impl ServerEvents {
         for (_, rank, relay) in self.holders.all() {
             match seen_for {
                 Some(time) if !self.unproven.contains(&rank) => relay.seen(time).await?,
-                _ => relay.lost().await?,
+                Some(_) => {
+                    relay.lost().await?;
+                    relay.told_alive().await?;
+                }
+                None => relay.lost().await?,
             }
         }
         Ok(())

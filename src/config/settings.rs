@@ -390,7 +390,7 @@ tables! {
         /// before they are answered. Before a client has shown the password, 16 KiB at most.
         max_command_bytes: usize = "1 MiB", bytes(4 * KIB, 64 * MIB);
         /// Maximum number of bytes of all commands of llm-d's routers that have arrived and are not answered yet, and
-        /// of long answers that are being taken; a connection that exceeds it is cut off.
+        /// as many of long answers that are being taken; a connection that exceeds it is cut off.
         max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
         /// Maximum number of connections of llm-d's routers at the same time.
         max_connections: usize = "1024", integer(1, 65_536);

@@ -398,7 +398,8 @@ impl PlaneEvents {
         };
         if let Some(doubt) = relay.doubt() {
             course.is_doubtful(doubt, pace);
-            return relay.lost().await;
+            relay.lost().await?;
+            return relay.told_alive().await;
         }
         if !goes_on || !course.is_complete() {
             if !goes_on {
@@ -406,7 +407,8 @@ impl PlaneEvents {
             }
             course.is_whole = false;
             course.has_failed("events are missing in the answer".to_owned(), pace);
-            return relay.lost().await;
+            relay.lost().await?;
+            return relay.told_alive().await;
         }
         course.is_healed(pace);
         if proves {

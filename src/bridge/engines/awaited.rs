@@ -87,10 +87,11 @@ impl Bridge {
         let Some(mut engine) = asked.awaited() else {
             return;
         };
-        let is_there = !asked.handle.server.discovered.identity.is_empty();
+        let server = Some(asked.handle.clone());
         let namespaces = self.inner.options.namespaces.as_ref();
         let is_refused = namespaces.is_some_and(|namespaces| check_block_size(&engine, namespaces).is_err());
-        if is_refused || state.engines.contains_key(&engine.key) {
+        let mut announced = state.refused.iter().map(RefusedAnnouncement::key);
+        if is_refused || state.engines.contains_key(&engine.key) || announced.any(|key| *key == engine.key) {
             return;
         }
         let in_force = state
@@ -103,7 +104,7 @@ impl Bridge {
         let awaited = Announced {
             engine,
             trouble: "its server has not told how to follow it".to_owned(),
-            is_there,
+            server,
         };
         let announcement = self.spawn_announcement(state, awaited);
         if let Some(asked) = state.servers.get_mut(key) {
@@ -130,6 +131,7 @@ impl Bridge {
             };
             let mut refused = state.refused.iter();
             let is_known = state.engines.contains_key(&engine.key)
+                || state.is_awaited(&engine.key)
                 || refused.any(|announced| announced.key().model == engine.key.model);
             if is_known || state.refused.len() >= REFUSED_MODELS_MAX {
                 continue;
@@ -137,7 +139,7 @@ impl Bridge {
             let told = Announced {
                 engine,
                 trouble: format!("it is not followed: {refusal}"),
-                is_there: true,
+                server: state.handle_of(by),
             };
             if let Some(announcement) = self.spawn_announcement(state, told) {
                 let by = by.clone();
@@ -201,6 +203,23 @@ impl BridgeState {
         refused.for_each(|announced| drop(announced.announcement.end(false)));
     }
 
+    /// Whether an engine is announced because its server has not told yet how to follow it.
+    fn is_awaited(&self, key: &EngineKey) -> bool {
+        let mut announced = self
+            .servers
+            .values()
+            .filter_map(|asked| asked.announcement.as_ref());
+        announced.any(|announcement| announcement.key == *key)
+    }
+
+    /// Returns the server that `by` is; `None` if it is a source.
+    fn handle_of(&self, by: &GivenBy) -> Option<ServerHandle> {
+        match by {
+            GivenBy::Source(_) => None,
+            GivenBy::Server(key) => Some(self.servers.get(key)?.handle.clone()),
+        }
+    }
+
     /// Ends all announcements of refused engines that `by` has given.
     pub(super) fn end_refused_of(&mut self, by: &GivenBy) {
         let refused = self.refused.extract_if(.., |announced| announced.by == *by);
@@ -233,8 +252,9 @@ struct Announced {
     engine: NewEngine,
     /// Reason, in words, why the engine is not followed.
     trouble: String,
-    /// Whether a source or the engine's server says that the engine is there. It is announced for as long as that is so.
-    is_there: bool,
+    /// Server of the engine, which is announced for as long as the server is known to be there. `None` if a source gives
+    /// the engine, which is announced until the source no longer does.
+    server: Option<ServerHandle>,
 }
 
 impl Inner {
@@ -254,7 +274,7 @@ impl Inner {
         relay.explain(Some(&announced.trouble)).await.map_err(in_words)?;
         let pause = || tokio::time::sleep(PENDING_TOLD_FOR / 2);
         while stop.run_until_cancelled(pause()).await.is_some() {
-            if announced.is_there {
+            if announced.server.as_ref().is_none_or(ServerHandle::is_there) {
                 relay.told_alive().await.map_err(in_words)?;
             }
         }

@@ -201,7 +201,9 @@ impl Bridge {
 
     /// Stops following the publishers of a server, because the server now belongs to another engine.
     pub(crate) fn forget_publishers(&self, handle: &ServerHandle) {
-        self.inner.state.lock().forget_publishers(handle, &|_| false);
+        let mut state = self.inner.state.lock();
+        state.forget_publishers(handle, &|_| false);
+        state.end_refused_of(&GivenBy::Server(handle.server.key()));
     }
 
     /// Returns the block size of the followed engines of a model; `None` if no engine of the model is followed.

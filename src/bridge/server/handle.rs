@@ -24,6 +24,8 @@ pub(crate) struct ServerProgress {
     pub(crate) trouble: Option<String>,
     /// Whether the bridge only waits for the engine's first block. Then `trouble` says so.
     pub(crate) is_idle: bool,
+    /// Whether the server has answered the last question, also where its answer cannot be used.
+    pub(crate) answers: bool,
 }
 
 impl ServerProgress {
@@ -94,10 +96,9 @@ pub(crate) struct OriginServer {
 }
 
 impl OriginServer {
-    /// Whether the server is known to be there: its last answer has told how to follow its publishers, or the source
-    /// that has found it, such as Kubernetes, still has it.
+    /// Whether the server is known to be there, see [`ServerHandle::is_there`].
     pub(crate) fn is_there(&self) -> bool {
-        !self.handle.is_troubled() || !self.handle.server.discovered.identity.is_empty()
+        self.handle.is_there()
     }
 
     /// Requests that the server is asked again, and returns the number of that question. Called when the connection
@@ -238,6 +239,12 @@ impl ServerHandle {
     /// Returns whether an error keeps the server's engine from being followed (see [`ServerProgress::is_troubled`]).
     pub(crate) fn is_troubled(&self) -> bool {
         self.shared.progress.lock().is_troubled()
+    }
+
+    /// Whether the server is known to be there: it has answered the last question, or the source that has found it, such as
+    /// Kubernetes, still has it.
+    pub(crate) fn is_there(&self) -> bool {
+        self.shared.progress.lock().answers || !self.server.discovered.identity.is_empty()
     }
 
     /// Returns whether both handles belong to the same server.

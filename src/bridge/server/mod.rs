@@ -73,6 +73,16 @@ enum ServerError {
     RefusedPublisher(RegisterRefusal),
 }
 
+impl ServerError {
+    /// Whether the server has answered, although its engine is not followed.
+    fn is_answer(&self) -> bool {
+        match self {
+            Self::Ask(error) => error.is_answer(),
+            _ => true,
+        }
+    }
+}
+
 /// Asks one server, for as long as its engine is followed.
 pub(super) struct ServerTask {
     pub(super) handle: ServerHandle,
@@ -98,7 +108,10 @@ impl ServerTask {
         self.set_progress(Some("the server has not answered yet".to_owned()), false);
         loop {
             let ticket = *wanted.borrow_and_update();
-            match self.ask_once(&mut search).await {
+            let asked = self.ask_once(&mut search).await;
+            let answers = asked.as_ref().err().is_none_or(ServerError::is_answer);
+            self.handle.shared.progress.lock().answers = answers;
+            match asked {
                 Ok(()) => {
                     failures = 0;
                     self.note(None);
@@ -122,7 +135,7 @@ impl ServerTask {
                     {
                         self.bridge.forget_publishers(&self.handle);
                         self.bridge.end_announcement(&self.handle, &[]).await;
-                    } else {
+                    } else if !matches!(error, ServerError::RefusedPublisher(_)) {
                         self.bridge.announce(&self.handle);
                     }
                     self.note(Some(&error));

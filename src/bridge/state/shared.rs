@@ -410,17 +410,19 @@ impl SharedRegistrations {
     /// given way, and the engine is registered otherwise by now.
     async fn write(&self, keys: &Store, key: &str, noted: &Noted) -> io::Result<Option<u64>> {
         let value = encoded(&noted.registration)?;
-        if noted.replaced_by.is_none() {
-            let written = keys.put(key, value).await;
-            return written.map(Some).map_err(io::Error::other);
-        }
         let entry = keys.entry(key).await.map_err(io::Error::other)?;
-        let Some(entry) = entry.filter(|entry| noted.is_over(entry, false)) else {
+        let is_end = noted.replaced_by.is_some();
+        if is_end && !entry.as_ref().is_some_and(|entry| noted.is_over(entry, false)) {
             return Ok(None);
+        }
+        // A request that is not answered is sent after the next connection, when another bridge may have written.
+        let Some(entry) = entry else {
+            let created = keys.create(key, value).await;
+            return created.map(Some).map_err(io::Error::other);
         };
         match keys.update(key, value, entry.revision).await {
             Ok(revision) => Ok(Some(revision)),
-            Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(None),
+            Err(error) if is_end && error.kind() == UpdateErrorKind::WrongLastRevision => Ok(None),
             Err(error) => Err(io::Error::other(error)),
         }
     }

@@ -153,7 +153,7 @@ impl Gatherer {
         Ok(merge(division, NamespacesReply::decode, |replies, gathered| {
             let mut reply = NamespacesReply::merged(&replies);
             if !gathered.missing.is_empty() {
-                reply.complete = Some(false);
+                (reply.complete, reply.unused) = (Some(false), None);
             }
             Ok(reply)
         }))

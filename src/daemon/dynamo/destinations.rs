@@ -15,6 +15,8 @@ const ANSWERS_PER_ADDRESS_MAX: usize = 256;
 const TO_TAKERS_MAX: usize = 768;
 /// Maximum number of answers to all other addresses that are on their way at the same time. There is no room for more.
 const TO_OTHERS_MAX: usize = 256;
+/// Maximum number of answers to one of these other addresses that are on their way at the same time.
+const TO_ANOTHER_MAX: usize = 32;
 /// Time for which it is remembered that an address has taken an answer.
 const TAKER_AGE_MAX: Duration = Duration::from_secs(300);
 /// Maximum number of addresses that are remembered.
@@ -46,6 +48,9 @@ impl Default for Destinations {
 pub(super) struct AnswerUnderWay<'d> {
     destinations: &'d Destinations,
     address: SocketAddr,
+    begun: Instant,
+    /// Number of answers to the address that were on their way when this one began, with this one.
+    count: usize,
 }
 
 impl Destinations {
@@ -60,6 +65,8 @@ impl Destinations {
         Some(AnswerUnderWay {
             destinations: self,
             address,
+            begun: Instant::now(),
+            count: *count,
         })
     }
 
@@ -72,19 +79,23 @@ impl Destinations {
 
 impl<'d> AnswerUnderWay<'d> {
     /// Reserves a place among the answers that are being sent. Waits for it if the address has taken an answer lately.
-    /// `None` if it has not, and all places for such addresses are taken.
+    /// `None` if it has not, and all places for such addresses, or those for one of them, are taken.
     pub(super) async fn place(&self) -> Option<SemaphorePermit<'d>> {
         match self.destinations.has_taken(self.address) {
             true => self.destinations.to_takers.acquire().await.ok(),
+            false if self.count > TO_ANOTHER_MAX => None,
             false => self.destinations.to_others.try_acquire().ok(),
         }
     }
 
-    /// Notes whether the address has taken the answer.
+    /// Notes whether the address has taken the answer. An address that has not counts as one that takes none, unless it
+    /// has taken another answer since this one began.
     pub(super) fn note(&self, is_taken: bool) {
         let mut takers = self.destinations.takers.lock();
         if !is_taken {
-            takers.remove(&self.address);
+            if takers.get(&self.address).is_some_and(|last| *last < self.begun) {
+                takers.remove(&self.address);
+            }
             return;
         }
         if takers.len() >= TAKERS_MAX {

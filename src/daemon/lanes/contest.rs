@@ -7,7 +7,7 @@
 //! seconds. If that is the believed one, and the other one's epoch is lower, the other one is believed from then on, and
 //! asked for all that it has. If the first one comes back, the holder is contested again at once.
 
-use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
+use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch};
 
 use super::clock::now_us;
 use super::holder::{Context, Holder, JobClocks};
@@ -84,6 +84,13 @@ impl Holder {
     /// Notes a batch of another epoch, which is dropped. If the batch shows that another publisher is alive, the holder
     /// counts as contested from now on.
     pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
+        if let Some(Event::Goodbye) = batch.events.last() {
+            // The other publisher has gone by its own word.
+            if self.other.last.epoch == batch.epoch {
+                self.end_contest();
+            }
+            return;
+        }
         let is_alive = self.other.is_alive(batch, &context.clocks, now_us());
         if is_alive && self.other.batches == 0 {
             let believed = self.tracker.cursor().unwrap_or_default().epoch;
@@ -112,11 +119,10 @@ impl Holder {
         self.other.batches > 0
     }
 
-    /// Returns the epoch and number of the other publisher's last batch, if it claims the holder too and its epoch is
-    /// lower. If the believed publisher says goodbye, the other one is left.
+    /// Returns the epoch and number of the other publisher's last batch, if it claims the holder too. If the believed
+    /// publisher says goodbye, the other one is left.
     pub(super) fn other_left(&self) -> Option<BatchCursor> {
-        let other = self.other;
-        (self.is_contested() && other.last.epoch < self.high_water.seen.epoch).then_some(other.last)
+        self.is_contested().then_some(self.other.last)
     }
 
     /// Returns the reason `Contested` while two publishers claim the holder, and no reason otherwise.

@@ -77,6 +77,12 @@ impl ShardAsker {
         })
     }
 
+    /// Returns the number of requests that may be under way at the same time.
+    #[cfg(feature = "redis")]
+    pub(crate) fn gathers_max(&self) -> usize {
+        self.gathers_max
+    }
+
     /// Reserves one of the `gathers_max` places for requests. If no place is free, refuses immediately, because a
     /// router has no use for a late answer.
     ///

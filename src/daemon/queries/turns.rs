@@ -5,12 +5,10 @@
 //! another server. When the new connection takes requests, the daemon leaves the queue group on the old one. It still
 //! answers all requests that the server has sent on the old connection.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use async_nats::Client;
 use async_nats::connection::State;
-use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::member::MEMBER_MESSAGES_MIN;
 use crate::shared::{Shared, Stage};
+use crate::vital::vital;
 use kvatlas_client::unix_time_us;
 use kvatlas_config::NatsConfig;
 use kvatlas_core::wire::Subjects;
@@ -146,18 +145,15 @@ impl Connector {
 /// Callback that is called each time that the server has confirmed the subscriptions.
 pub(super) type Subscribed = Box<dyn Fn() + Send + Sync>;
 
-/// Serves until `serving` ends. If it was not told to `stop`, the daemon is not ready from then on. A panic does not end the
-/// process: the request that has caused it may go to another replica next.
+/// Serves until `serving` ends. If it was not told to `stop`, the daemon is not ready from then on.
 async fn serve_to_end(
     serving: impl Future<Output = Result<(), SubscribeError>>,
     stop: &CancellationToken,
     readiness: &Readiness,
 ) {
-    let trouble = match AssertUnwindSafe(serving).catch_unwind().await {
-        Ok(Ok(())) => "the connection for queries has ended".to_owned(),
-        Ok(Err(error)) => error.to_string(),
-        // The panic itself has been told with its place.
-        Err(_) => "a part that answers queries has panicked".to_owned(),
+    let trouble = match serving.await {
+        Ok(()) => "the connection for queries has ended".to_owned(),
+        Err(error) => error.to_string(),
     };
     if !stop.is_cancelled() {
         tracing::error!(error = %trouble, "queries are no longer answered");
@@ -234,7 +230,8 @@ where
         let serving = (self.serve)(connected, own.clone(), subscribed);
         let (used, stop, readiness) = (client.clone(), own.clone(), Arc::clone(&self.connector.readiness));
         self.tasks.spawn(async move {
-            serve_to_end(serving, &stop, &readiness).await;
+            // A daemon that answers no queries any more would be of no use until it is started again.
+            vital(serve_to_end(serving, &stop, &readiness)).await;
             // When a client connects again, the server counts a subscription's messages anew. So it could go on sending
             // messages that nobody takes here. An error means that the connection is closed.
             let _ = used.drain().await;
@@ -278,13 +275,12 @@ mod tests {
         let refused = || async { Err(SubscribeError::new("a", &"no right")) };
         assert!(after(async { Ok(()) }, true).await.0);
         assert!(after(refused(), true).await.0);
-        let (is_set, reasons) = after(async { panic!("on purpose") }, false).await;
+        let (is_set, reasons) = after(refused(), false).await;
         assert!(!is_set);
         assert!(
-            reasons.iter().any(|reason| reason.contains("has panicked")),
+            reasons.iter().any(|reason| reason.contains("no right")),
             "{reasons:?}"
         );
-        assert!(!after(refused(), false).await.0);
         assert!(!after(async { Ok(()) }, false).await.0);
     }
 }

@@ -36,17 +36,19 @@ const ROOM_UNIT: usize = 1 << 10;
 pub(super) struct RedisDoor {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
-    /// Memory for long commands and for long answers that are being taken, shared by all connections. Each connection has
-    /// [`READ_BYTES`] of its own for commands, and needs the shared memory for more. One permit stands for [`ROOM_UNIT`]
-    /// bytes.
+    /// Memory for long commands, shared by all connections. Each connection has [`READ_BYTES`] of its own, and needs the
+    /// shared memory for more. One permit stands for [`ROOM_UNIT`] bytes.
     pub(super) room: Arc<Semaphore>,
+    /// Memory for long answers that are being taken, of the same size. It is apart, so that clients that take their answers
+    /// slowly keep nobody from asking.
+    pub(super) answer_room: Arc<Semaphore>,
     /// Time to wait for further keys, [`MORE_PATIENCE`] except in tests.
     pub(super) more_patience: Duration,
     pub(super) config: RedisConfig,
 }
 
 impl RedisDoor {
-    /// Creates the shared memory for commands, `bytes` in size, as a semaphore.
+    /// Creates shared memory, `bytes` in size, as a semaphore.
     pub(super) fn room(bytes: usize) -> Arc<Semaphore> {
         Arc::new(Semaphore::new((bytes / ROOM_UNIT).min(Semaphore::MAX_PERMITS)))
     }
@@ -55,6 +57,17 @@ impl RedisDoor {
     fn try_reserve(&self, units: usize) -> Option<OwnedSemaphorePermit> {
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         Arc::clone(&self.room).try_acquire_many_owned(units).ok()
+    }
+
+    /// Reserves memory for a long answer of `bytes`. Waits for it as long as for a request. `None` if there is not enough
+    /// then.
+    async fn answer_room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        if bytes > self.config.max_receiving_bytes {
+            return None;
+        }
+        let units = u32::try_from(bytes / ROOM_UNIT).ok()?;
+        let acquired = Arc::clone(&self.answer_room).acquire_many_owned(units);
+        timeout(self.config.request_timeout, acquired).await.ok()?.ok()
     }
 }
 
@@ -204,7 +217,7 @@ impl RedisConnection<'_> {
 
     /// Frees memory that is not needed once all commands are answered.
     fn release(&mut self) {
-        if self.input.is_empty() {
+        if self.input.is_empty() && self.keys.is_empty() {
             self.input = BytesMut::new();
             self.room = None;
         }
@@ -348,7 +361,7 @@ impl RedisConnection<'_> {
             part.reply(place, &own, &mut self.replies);
             if self.replies.bytes().len() >= PIECE_BYTES {
                 if room.is_none() {
-                    room = door.try_reserve(part.bytes().div_ceil(ROOM_UNIT));
+                    room = door.answer_room(part.bytes()).await;
                     if room.is_none() {
                         let text = "ERR too many bytes of answers wait to be taken; ask again later";
                         self.cut(RedisRefusal::TooLarge, text).await?;

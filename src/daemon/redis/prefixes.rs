@@ -17,6 +17,7 @@ use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
     ErrorCode, NamespaceName, QueryKey, WireError, WorkerName, instance_among, is_pool,
 };
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::queries::{Found, FoundHolder, Misses, Source, searched};
 use kvatlas_process::admin::Readiness;
@@ -27,8 +28,7 @@ use super::entry::{TIERS, field};
 use super::known::KnownNames;
 use super::resp::ReplyBuffer;
 
-/// Maximum number of namespaces about which a gateway asks its shards at the same time, for one part of a pipeline. Each
-/// takes one of the requests that a gateway may have under way.
+/// Maximum number of namespaces about which a gateway asks its shards at the same time, for one part of a pipeline.
 const GATHERS_AT_ONCE: usize = 16;
 
 /// End of a log line that tells an operator what to compare if routers never find a holder. Each of these things
@@ -126,11 +126,18 @@ pub(super) struct Prefixes {
     metrics: QueryMetricsByNamespace,
     errors: QueryErrorMetrics,
     misses: Misses,
+    /// Requests that all parts together may have under way at a gateway's shards, beside one each.
+    gathers_beside: Semaphore,
 }
 
 impl Prefixes {
     pub(super) fn new(source: Arc<Source>, readiness: Arc<Readiness>) -> Self {
+        let beside = match &*source {
+            Source::Here(_) => 0,
+            Source::Shards(shards) => shards.asker.gathers_max() / 4,
+        };
         Self {
+            gathers_beside: Semaphore::new(beside.min(Semaphore::MAX_PERMITS)),
             source,
             known: KnownNames::default(),
             readiness,
@@ -168,7 +175,8 @@ impl Prefixes {
     async fn is_held_beyond(&self, names: &[NamespaceName], blocks: usize, keys: Vec<SequenceHash>) -> bool {
         let key = self.key_of(keys);
         let is_deeper = |holder: &FoundHolder| holder.matched_blocks as usize > blocks;
-        for names in names.chunks(self.at_once()) {
+        let (at_once, _beside) = self.at_once(names.len());
+        for names in names.chunks(at_once) {
             let searches = names.iter().map(|name| self.source.find_uncounted(name, &key));
             let mut found = join_all(searches).await.into_iter().flatten();
             if found.any(|found| found.holders.iter().any(is_deeper)) {
@@ -178,11 +186,18 @@ impl Prefixes {
         false
     }
 
-    /// Returns the number of namespaces that are searched at the same time.
-    fn at_once(&self) -> usize {
-        match &*self.source {
-            Source::Here(_) => 1,
-            Source::Shards(_) => GATHERS_AT_ONCE,
+    /// Reserves requests that a gateway may have under way beside the one of each part. Returns the number of namespaces
+    /// that may be searched at the same time, as long as the reservation lives. If other parts have all of them, that is
+    /// one.
+    fn at_once(&self, names: usize) -> (usize, Option<SemaphorePermit<'_>>) {
+        let more = names.min(GATHERS_AT_ONCE).saturating_sub(1);
+        let more = more.min(self.gathers_beside.available_permits());
+        let beside = self
+            .gathers_beside
+            .try_acquire_many(u32::try_from(more).unwrap_or(0));
+        match beside {
+            Ok(beside) => (more + 1, Some(beside)),
+            Err(_) => (1, None),
         }
     }
 
@@ -233,7 +248,8 @@ impl Prefixes {
     /// have holders: a prompt's keys belong to one model, and a model has one namespace for each tenant.
     async fn find(&self, names: &[NamespaceName], key: &QueryKey) -> Vec<FoundHolder> {
         let mut all = Vec::with_capacity(names.len());
-        for names in names.chunks(self.at_once()) {
+        let (at_once, _beside) = self.at_once(names.len());
+        for names in names.chunks(at_once) {
             all.extend(join_all(names.iter().map(|name| self.find_in(name, key))).await);
         }
         let (mut holders, mut empty) = (Vec::new(), None);

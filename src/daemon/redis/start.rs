@@ -33,6 +33,7 @@ pub(crate) async fn start_redis(shared: &Shared, stage: &Stage) -> Result<Option
         },
         prefixes: Prefixes::new(shared.source().await?, Arc::clone(&shared.readiness)),
         room: RedisDoor::room(config.max_receiving_bytes),
+        answer_room: RedisDoor::room(config.max_receiving_bytes),
         more_patience: MORE_PATIENCE,
         config: config.clone(),
     });

@@ -72,7 +72,8 @@ async fn site(models: &[&str], more_patience: Duration, room: usize) -> Site {
     }));
     let readiness = Arc::new(Readiness::new());
     Latch::ALL.iter().for_each(|latch| readiness.set(*latch));
-    let config = Config::load(std::collections::BTreeMap::new(), std::iter::empty(), None).unwrap();
+    let mut config = Config::load(std::collections::BTreeMap::new(), std::iter::empty(), None).unwrap();
+    config.redis.max_receiving_bytes = room;
     let door = Arc::new(RedisDoor {
         commands: Commands {
             token: None,
@@ -81,6 +82,7 @@ async fn site(models: &[&str], more_patience: Duration, room: usize) -> Site {
         },
         prefixes: Prefixes::new(Arc::new(source), readiness),
         room: RedisDoor::room(room),
+        answer_room: RedisDoor::room(room),
         more_patience,
         config: config.redis.clone(),
     });
@@ -293,7 +295,7 @@ async fn answers_that_are_taken_in_pieces_share_a_room() {
     const PODS: usize = 300;
     for (room, is_cut) in [(64 << 10, true), (1 << 20, false)] {
         let mut site = site(&["a"], Duration::ZERO, room).await;
-        let free = site.door.room.available_permits();
+        let free = site.door.answer_room.available_permits();
         site.ask(0..8).await;
         if !is_cut {
             site.router.write_all(b"QUIT\r\n").await.unwrap();
@@ -305,6 +307,6 @@ async fn answers_that_are_taken_in_pieces_share_a_room() {
         read.await.expect("the connection ends").unwrap();
         assert_eq!(replies.contains("-ERR too many bytes of answers"), is_cut);
         assert_eq!(replies.matches("PodIdentifier").count() == 8 * PODS, !is_cut);
-        assert_eq!(site.door.room.available_permits(), free);
+        assert_eq!(site.door.answer_room.available_permits(), free);
     }
 }

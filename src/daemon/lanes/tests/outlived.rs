@@ -145,6 +145,45 @@ async fn the_other_publisher_of_a_holder_is_left_after_a_goodbye() {
 }
 
 #[tokio::test]
+async fn who_says_goodbye_claims_the_holder_no_longer() {
+    let scene = Scene::begin().await;
+    let contested = async || scene.reasons().await.contains(DegradedReason::Contested);
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    scene.receive(&in_epoch(5, 4, stores(20)).encode()).await;
+    // Another process has ended, and not the one that claims the holder.
+    scene
+        .receive(&in_epoch(4, 9, vec![Event::Goodbye]).encode())
+        .await;
+    assert!(contested().await);
+    scene
+        .receive(&in_epoch(5, 5, vec![Event::Goodbye]).encode())
+        .await;
+    assert!(!contested().await);
+    // When the believed one has gone, too, nobody is left.
+    scene
+        .receive(&in_epoch(9, 2, vec![Event::Goodbye]).encode())
+        .await;
+    scene.pool.drain().await.unwrap();
+    let refused = scene.namespace().indexer.refused().count(None);
+    assert_eq!((scene.reasons_of(0), refused), (None, 0));
+}
+
+#[tokio::test]
+async fn a_publisher_that_is_too_far_ahead_is_left_in_doubt_after_the_goodbye_of_the_other_one() {
+    let scene = Scene::begin_in(Scene::new_pool_believing(Some(Duration::from_secs(60)))).await;
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    let ahead = kvatlas_client::unix_time_us() + 3_600_000_000;
+    scene.receive(&in_epoch(ahead, 1, stores(20)).encode()).await;
+    assert!(scene.reasons().await.contains(DegradedReason::Contested));
+    scene
+        .receive(&in_epoch(9, 2, vec![Event::Goodbye]).encode())
+        .await;
+    scene.pool.drain().await.unwrap();
+    let refused = scene.namespace().indexer.refused().count(None);
+    assert_eq!((scene.reasons_of(0), refused), (None, 1));
+}
+
+#[tokio::test]
 async fn who_comes_back_with_the_right_time_after_a_goodbye_is_taken_at_once() {
     let scene = Scene::begin().await;
     let now_us = kvatlas_client::unix_time_us();

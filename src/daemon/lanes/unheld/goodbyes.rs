@@ -24,7 +24,7 @@ pub(in super::super) struct Goodbye {
     pub(in super::super) unix_us: u64,
     /// Newest batch that the holder had received.
     pub(in super::super) known: HighWater,
-    /// Last batch of another publisher that claimed the holder too, with a lower epoch. It goes on.
+    /// Last batch of another publisher that claimed the holder too, and goes on.
     pub(in super::super) other: Option<BatchCursor>,
 }
 
