@@ -155,10 +155,26 @@ mod tests {
         assert!(unknown.iter().all(Option::is_some));
         assert!(place(1).is_none());
         assert!(place(0).is_some());
+        // This one has begun before the other was taken.
         answers[0].note(false);
+        assert!(place(0).is_some());
+        destinations.begin(address(0)).unwrap().note(false);
         assert!(place(0).is_none());
         drop(unknown);
         assert!(place(0).is_some());
+    }
+
+    #[test]
+    fn one_address_that_takes_nothing_leaves_places_to_others_that_are_new() {
+        let destinations = Destinations::default();
+        let begin = |number| destinations.begin(address(number)).unwrap();
+        let answers: Vec<_> = (0..ANSWERS_PER_ADDRESS_MAX).map(|_| begin(1)).collect();
+        let placed = answers
+            .iter()
+            .filter_map(|answer| answer.place().now_or_never().unwrap());
+        let placed: Vec<_> = placed.collect();
+        assert_eq!(placed.len(), TO_ANOTHER_MAX);
+        assert!(begin(2).place().now_or_never().unwrap().is_some());
     }
 
     #[test]
