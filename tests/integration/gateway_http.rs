@@ -109,7 +109,7 @@ struct Site {
 
 /// Makes a site that has received the batches of `fleet`.
 async fn site(fleet: &[Sent]) -> Site {
-    site_with(fleet, &[]).await
+    Box::pin(site_with(fleet, &[])).await
 }
 
 /// Makes a site as [`site`] does. The daemon and the shards have the settings `more`, too.

@@ -16,6 +16,7 @@ use serde::de::IgnoredAny;
 
 use kvatlas_core::wire::Rank;
 use kvatlas_engines::Format;
+use kvatlas_telemetry::log_gated;
 
 use super::super::hosts::is_here;
 use super::super::http::authority;
@@ -185,7 +186,14 @@ fn vllm_sockets(
     let keeps_any = source.buffer_steps != Some(0);
     let replay = source.replay_endpoint.as_deref().filter(|_| keeps_any);
     let replay = replay.and_then(split_endpoint);
-    let replay = replay.filter(|(bound, _)| is_here(host) || !is_here(bound));
+    let is_reached = |bound: &str| is_here(host) || !is_here(bound);
+    if let Some((bound, port)) = replay.filter(|(bound, _)| !is_reached(bound)) {
+        log_gated!(
+            warn "only the engine's machine reaches its replay socket: followed without it, until it listens at tcp://*:PORT";
+            host, bound, port
+        );
+    }
+    let replay = replay.filter(|(bound, _)| is_reached(bound));
     Ok(Sockets {
         rank,
         endpoint: at_host(bound, port),
