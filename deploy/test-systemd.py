@@ -111,7 +111,7 @@ def follow(machine: Machine) -> None:
 def start_nats(machine: Machine) -> None:
     """Starts the NATS server, whose service has the roles' passwords in its environment."""
     server, _ = programs()["nats"]
-    roles = re.findall(r"\$(KVATLAS_\w+)", (DEPLOY / "nats/users.conf").read_text())
+    roles = re.findall(r"\$(NATS_\w+)", (DEPLOY / "nats/users.conf").read_text())
     config = machine.root / "etc/nats-server.conf"
     tried = subprocess.run([str(server), "-c", config, "-t"], env=dict.fromkeys(roles, PASSWORD), capture_output=True, text=True)
     assert tried.returncode == 0, tried.stderr
