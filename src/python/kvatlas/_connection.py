@@ -260,8 +260,10 @@ async def unless_refused(
         asked.cancel()
 
 
-async def confirm(connection: Client, patience: float) -> None:
+async def confirm(connection: Client, patience: float, since: int | None = None) -> None:
     """Waits until the server has taken everything that was published. It has told then what it refuses of that.
+
+    ``since`` is the :func:`present_link` when the caller began to wait, to tell of its loss.
 
     :raises NotSentError: if it has not within ``patience`` seconds, or the connection is lost meanwhile.
     """
@@ -273,6 +275,8 @@ async def confirm(connection: Client, patience: float) -> None:
             raise NotSentError(f"NATS: there is no connection")
         await asyncio.sleep(_PAUSE)
     link = _link(connection)
+    if since not in (None, link):
+        raise NotSentError("NATS: the connection was lost before the server had taken everything")
     for _ in range(_PINGS):
         if not await _is_answered(connection, link, deadline):
             raise NotSentError(f"NATS: the server does not answer")
@@ -319,6 +323,11 @@ def _end(answer: asyncio.Future[Any]) -> None:
     """Nobody may be there any more to hear of an error."""
     if not answer.cancelled():
         answer.exception()
+
+
+def present_link(connection: Client) -> int | None:
+    """The link that stands now, None without one."""
+    return _link(connection) if connection.is_connected else None
 
 
 def _link(connection: Client) -> int:

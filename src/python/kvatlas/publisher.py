@@ -36,7 +36,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from ._checks import all_of, check_type, unsigned
-from ._connection import Refusal, confirm, error_of, refusals_of, unless_refused
+from ._connection import Refusal, confirm, error_of, present_link, refusals_of, unless_refused
 from ._publish.calls import BeginEpoch, CallQueue, Command, Flush, Heartbeats, Publish, SetProfile
 from ._publish.options import Acknowledged, PublisherOptions
 from ._publish.outbox import RISE, Clocks, Outbox, ResyncRequest, SealedBatch, is_far_ahead, room_of
@@ -277,13 +277,13 @@ class Publisher:
             questions, or if it has not taken everything within ``patience`` seconds.
         :raises StoppedError: if the publisher has stopped.
         """
-        deadline = time.monotonic() + patience
+        deadline, link = time.monotonic() + patience, present_link(self._nats)
         try:
             cursor, failure = await asyncio.wait_for(self._handed_over(), patience)
         except asyncio.TimeoutError:
             raise NotSentError(f"NATS: what is queued has not left within {patience} s") from None
         try:
-            await confirm(self._nats, deadline - time.monotonic())
+            await confirm(self._nats, deadline - time.monotonic(), link)
         except BaseException:
             self._keep_failure(failure)
             raise

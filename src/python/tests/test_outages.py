@@ -125,6 +125,21 @@ async def test_a_link_that_is_lost_meanwhile_flushes_nothing(broker: Broker) -> 
             await waiting
 
 
+async def test_another_link_does_not_take_what_the_lost_one_had(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        publisher = await here.publisher(heartbeat_interval=60.0)
+        broker.pause()
+        await publisher.publish(Stored([1]))
+        waiting = asyncio.create_task(publisher.flush(PATIENCE))
+        while not publisher.counters.batches_sent:
+            await asyncio.sleep(0.005)
+        broker.kill()
+        # The client is connected again before anything else is done.
+        broker.start()
+        with pytest.raises(kvatlas.NotSentError):
+            await waiting
+
+
 async def test_batches_that_the_broker_refuses_are_counted_and_told_once(tmp_path: Path) -> None:
     async with connected(tmp_path, "engine") as connection:
         publisher = await Publisher.start(connection, NAMESPACE, "gpu-1", options=options(heartbeat_interval=60.0))
