@@ -357,7 +357,7 @@ impl Bridge {
                     announcement.end(says_goodbye);
                 }
             }
-            state.end_all_refused(says_goodbye);
+            state.end_refused(says_goodbye, |_| true);
             for followed in state.engines.values() {
                 followed.end(says_goodbye);
             }

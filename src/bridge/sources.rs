@@ -177,7 +177,11 @@ impl SourceTask {
 
     async fn tell_disconnected(&self, source: &mut impl FollowedSource) -> Result<(), FollowedSourceError> {
         source.disconnected(self).await?;
-        match self.origin.as_ref().is_some_and(OriginServer::is_there) {
+        match self
+            .origin
+            .as_ref()
+            .is_some_and(|origin| origin.handle.is_there())
+        {
             true => source.told_alive().await,
             false => Ok(()),
         }

@@ -172,9 +172,8 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
         None => return Err("the name or the endpoint is missing".to_owned()),
     };
     let (mut engine, mut labels) = (toml::Table::new(), BTreeMap::new());
-    for (key, value) in [("name", name), ("endpoint", endpoint)] {
-        engine.insert(key.to_owned(), value.into());
-    }
+    engine.insert("name".to_owned(), name.into());
+    engine.insert("endpoint".to_owned(), endpoint.into());
     for part in parts {
         let (key, value) = part
             .split_once('=')

@@ -87,14 +87,9 @@ impl FollowedSource for SubscribedEvents {
                 .map_err(FollowedSourceError::broken)?,
         };
         if let Some(origin) = &task.origin {
-            let mut confirmed = std::pin::pin!(origin.confirmed());
-            while tokio::time::timeout(LOST_TOLD_FOR / 2, &mut confirmed)
-                .await
-                .is_err()
-            {
-                if origin.is_there() {
-                    self.holders.told_alive().await?;
-                }
+            let mut confirmation = origin.confirmation();
+            while confirmation.is_open(LOST_TOLD_FOR / 2).await {
+                self.holders.told_alive().await?;
             }
         }
         self.connected().await?;

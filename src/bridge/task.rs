@@ -163,20 +163,6 @@ impl SocketEvents {
         Ok(())
     }
 
-    /// Waits until the server has confirmed the engine. Meanwhile daemons are told of it, which is out of sight.
-    async fn await_confirmed(&mut self, origin: &OriginServer) -> Result<(), FollowError> {
-        let mut confirmed = std::pin::pin!(origin.confirmed());
-        while tokio::time::timeout(LOST_TOLD_FOR / 2, &mut confirmed)
-            .await
-            .is_err()
-        {
-            if origin.is_there() {
-                self.follower.told_alive().await?;
-            }
-        }
-        Ok(())
-    }
-
     async fn follow_connection(
         &mut self,
         task: &SourceTask,
@@ -194,7 +180,10 @@ impl SocketEvents {
             None => Subscription::connect(endpoint, topic, patience, metrics).await?,
         };
         if let Some(origin) = &task.origin {
-            self.await_confirmed(origin).await?;
+            let mut confirmation = origin.confirmation();
+            while confirmation.is_open(LOST_TOLD_FOR / 2).await {
+                self.follower.told_alive().await?;
+            }
         }
         self.follower.relay().metrics().connections.increment(1);
         if let Some(silence) = self.long_silence(task) {

@@ -121,10 +121,7 @@ impl Bridge {
         refused: &[(NewEngine, RegisterRefusal)],
     ) {
         let still = |key: &EngineKey| refused.iter().any(|(engine, _)| engine.key == *key);
-        let outdated = state
-            .refused
-            .extract_if(.., |announced| announced.by == *by && !still(announced.key()));
-        outdated.for_each(|announced| drop(announced.announcement.end(true)));
+        state.end_refused(true, |announced| announced.by == *by && !still(announced.key()));
         for (engine, refusal) in refused {
             let Some(engine) = announced_size(engine, refusal) else {
                 continue;
@@ -199,8 +196,7 @@ impl BridgeState {
                 announcement.end(false);
             }
         }
-        let refused = self.refused.extract_if(.., |announced| announced.key() == key);
-        refused.for_each(|announced| drop(announced.announcement.end(false)));
+        self.end_refused(false, |announced| announced.key() == key);
     }
 
     /// Whether an engine is announced because its server has not told yet how to follow it.
@@ -222,14 +218,18 @@ impl BridgeState {
 
     /// Ends all announcements of refused engines that `by` has given.
     pub(super) fn end_refused_of(&mut self, by: &GivenBy) {
-        let refused = self.refused.extract_if(.., |announced| announced.by == *by);
-        refused.for_each(|announced| drop(announced.announcement.end(true)));
+        self.end_refused(true, |announced| announced.by == *by);
     }
 
-    /// Ends all announcements of refused engines.
-    pub(super) fn end_all_refused(&mut self, says_goodbye: bool) {
-        let refused = self.refused.drain(..);
-        refused.for_each(|announced| drop(announced.announcement.end(says_goodbye)));
+    /// Ends the announcements of refused engines for which `is_meant` holds. With `says_goodbye`, daemons forget the engines.
+    pub(super) fn end_refused(
+        &mut self,
+        says_goodbye: bool,
+        mut is_meant: impl FnMut(&RefusedAnnouncement) -> bool,
+    ) {
+        for ended in self.refused.extract_if(.., |announced| is_meant(announced)) {
+            ended.announcement.end(says_goodbye);
+        }
     }
 }
 

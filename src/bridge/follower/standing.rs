@@ -94,8 +94,8 @@ pub(super) enum ReplayState {
     /// The socket does not answer.
     Silent(Useless),
     /// The socket contradicts the published batches, or keeps no batches. The bridge believes the socket again once the
-    /// socket agrees with a published batch. When the next connection is made, the bridge asks the socket for everything
-    /// instead, if no batch has been applied, or if the socket had been proven to be the engine's.
+    /// socket agrees with a published batch. At the next connection, the bridge asks the socket for everything instead in two
+    /// cases: no batch has been applied, or the socket had been proven to be the engine's.
     Contradicting(Useless),
 }
 

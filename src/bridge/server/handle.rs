@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvatlas_core::wire::{Profile, Rank};
 use parking_lot::Mutex;
@@ -96,11 +97,6 @@ pub(crate) struct OriginServer {
 }
 
 impl OriginServer {
-    /// Whether the server is known to be there, see [`ServerHandle::is_there`].
-    pub(crate) fn is_there(&self) -> bool {
-        self.handle.is_there()
-    }
-
     /// Requests that the server is asked again, and returns the number of that question. Called when the connection
     /// broke or cannot be made, because the server's answer may have changed.
     pub(crate) fn ask_again(&self) -> u64 {
@@ -112,13 +108,12 @@ impl OriginServer {
         ticket
     }
 
-    /// Asks the server again, and waits until its answer names the publisher as before. If the answer differs, the publisher
-    /// is no longer followed, and this call never returns.
-    pub(crate) async fn confirmed(&self) {
-        let ticket = self.ask_again();
-        let mut answered = self.handle.shared.answered.subscribe();
-        if answered.wait_for(|answered| *answered >= ticket).await.is_err() {
-            std::future::pending::<()>().await;
+    /// Asks the server again. The caller waits until its answer names the publisher as before.
+    pub(crate) fn confirmation(&self) -> Confirmation {
+        Confirmation {
+            ticket: self.ask_again(),
+            answered: self.handle.shared.answered.subscribe(),
+            handle: self.handle.clone(),
         }
     }
 
@@ -175,6 +170,33 @@ impl OriginServer {
             _ => None,
         };
         of_socket.map_or_else(|| error.to_string(), |error| explain(error, self.refused_hint))
+    }
+}
+
+/// Question to a server whether a publisher is still its own.
+pub(crate) struct Confirmation {
+    handle: ServerHandle,
+    ticket: u64,
+    answered: watch::Receiver<u64>,
+}
+
+impl Confirmation {
+    /// Waits until the server has answered, and returns `false` then. Returns `true` after each `pause` before that in which
+    /// the server is known to be there. If the answer names the publisher otherwise, the publisher is no longer followed,
+    /// and this call never returns `false`.
+    pub(crate) async fn is_open(&mut self, pause: Duration) -> bool {
+        loop {
+            let answer = self.answered.wait_for(|answered| *answered >= self.ticket);
+            let is_answered = tokio::time::timeout(pause, answer)
+                .await
+                .map(|answer| answer.is_ok());
+            match is_answered {
+                Ok(true) => return false,
+                Ok(false) => std::future::pending().await,
+                Err(_) if self.handle.is_there() => return true,
+                Err(_) => {}
+            }
+        }
     }
 }
 

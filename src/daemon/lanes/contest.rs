@@ -48,8 +48,8 @@ impl OtherPublisher {
     /// - It has the same epoch as the other publisher's last batch, and a higher number. It is no redelivery then: the
     ///   other publisher's clock may be slow.
     ///
-    /// A batch that the stream has kept counts like one that has just come, if the server took it at most 10 seconds
-    /// before `now_us`, a reading of [`now_us`].
+    /// A batch that the stream has kept may count like one that has just come. The server must have taken it at most 10
+    /// seconds before `now_us`, which is a reading of [`now_us`].
     fn is_alive(&self, batch: &EventBatch, clocks: &JobClocks, now_us: u64) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
         let has_just_come = clocks.is_new || now_us.saturating_sub(clocks.seen_us) < FRESH_US;

@@ -154,8 +154,9 @@ impl Source {
         }
     }
 
-    /// Whether every namespace is known of which events come. A process with an index knows them all once each publisher
-    /// has had enough time to send a message, and no message may have waited unread for too long. A gateway always returns
+    /// Whether every namespace is known of which events come. A process with an index knows them all under two
+    /// conditions. Each publisher has had enough time to send a message, and no message may have waited unread for too long.
+    /// A gateway always returns
     /// true: it cannot tell before [`Self::names`].
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {

@@ -119,29 +119,31 @@ async fn nobody_else_is_believed_while_both_go_on() {
     assert_eq!(alone.receive(33, 5, 22).0, 5);
 }
 
+/// Returns what is left when everything has been applied: the holder's reasons for doubt, `None` if there is no holder, and
+/// the number of refused holders.
+async fn left(scene: &Scene) -> (Option<DegradedReasons>, usize) {
+    scene.pool.drain().await.unwrap();
+    let refused = scene.namespace().indexer.refused().count(None);
+    (scene.reasons_of(0), refused)
+}
+
 #[tokio::test]
 async fn the_other_publisher_of_a_holder_is_left_after_a_goodbye() {
     let scene = Scene::begin().await;
-    let refused = || scene.namespace().indexer.refused().count(None);
     scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
     scene.receive(&in_epoch(5, 4, stores(20)).encode()).await;
     assert!(scene.reasons().await.contains(DegradedReason::Contested));
     scene
         .receive(&in_epoch(9, 2, vec![Event::Goodbye]).encode())
         .await;
-    scene.pool.drain().await.unwrap();
-    assert_eq!(
-        (scene.reasons_of(0), refused()),
-        (None, 1),
-        "it has unknown blocks"
-    );
+    assert_eq!(left(&scene).await, (None, 1), "it has unknown blocks");
     // A batch from before, and the next one.
     scene.receive(&in_epoch(5, 4, stores(20)).encode()).await;
     scene.pool.drain().await.unwrap();
     assert_eq!(scene.reasons_of(0), None);
     scene.receive(&in_epoch(5, 5, stores(30)).encode()).await;
     assert!(scene.reasons().await.contains(DegradedReason::Gap));
-    assert_eq!(refused(), 0);
+    assert_eq!(left(&scene).await.1, 0);
 }
 
 #[tokio::test]
@@ -163,9 +165,7 @@ async fn who_says_goodbye_claims_the_holder_no_longer() {
     scene
         .receive(&in_epoch(9, 2, vec![Event::Goodbye]).encode())
         .await;
-    scene.pool.drain().await.unwrap();
-    let refused = scene.namespace().indexer.refused().count(None);
-    assert_eq!((scene.reasons_of(0), refused), (None, 0));
+    assert_eq!(left(&scene).await, (None, 0));
 }
 
 #[tokio::test]
@@ -178,9 +178,7 @@ async fn a_publisher_that_is_too_far_ahead_is_left_in_doubt_after_the_goodbye_of
     scene
         .receive(&in_epoch(9, 2, vec![Event::Goodbye]).encode())
         .await;
-    scene.pool.drain().await.unwrap();
-    let refused = scene.namespace().indexer.refused().count(None);
-    assert_eq!((scene.reasons_of(0), refused), (None, 1));
+    assert_eq!(left(&scene).await, (None, 1));
 }
 
 #[tokio::test]
