@@ -13,22 +13,25 @@ use async_nats::Client;
 use kvatlas_client::publish::PublisherError;
 use tokio_util::sync::CancellationToken;
 
-use kvatlas_process::registry::{EngineKey, NewEngine, RegisterRefusal, ServerKey};
+use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, RegisterRefusal, ServerKey};
 
 use super::super::check::check_block_size;
 use super::super::progress::log_untold;
 use super::super::relay::PENDING_TOLD_FOR;
 use super::super::server::ServerHandle;
+use super::servers::presumed;
 use super::{Bridge, BridgeState, Inner, has_other_size};
 
 /// Maximum number of models of which a refused engine is announced.
 const REFUSED_MODELS_MAX: usize = 64;
 
-/// Party that gives engines which the bridge refuses: a source, or a server that has told its publishers.
+/// Party that gives engines which the bridge refuses: a source, a server that has told its publishers, or clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum GivenBy {
     Source(String),
     Server(ServerKey),
+    /// Registrations with earlier or other bridges.
+    Registrations,
 }
 
 /// Announcement of an engine that the bridge refuses.
@@ -145,6 +148,24 @@ impl Bridge {
         }
     }
 
+    /// Does what [`Self::announce_refused`] does, with engines as they were given.
+    pub(super) fn announce_refused_given(
+        &self,
+        state: &mut BridgeState,
+        by: &GivenBy,
+        refused: &[(&GivenEngine, RegisterRefusal)],
+    ) {
+        let announced = |(engine, refusal): &(&GivenEngine, RegisterRefusal)| {
+            let engine = match engine {
+                GivenEngine::Publisher(engine) => engine.clone(),
+                GivenEngine::Server(server) => presumed(server, server.profile.clone())?,
+            };
+            Some((engine, refusal.clone()))
+        };
+        let refused: Vec<_> = refused.iter().filter_map(announced).collect();
+        self.announce_refused(state, by, &refused);
+    }
+
     /// Begins to announce an engine. Returns `None` before the bridge is started, and once it is stopped.
     fn spawn_announcement(&self, state: &BridgeState, announced: Announced) -> Option<Announcement> {
         let nats = state.nats.clone().filter(|_| !state.is_stopping)?;
@@ -208,12 +229,17 @@ impl BridgeState {
         announced.any(|announcement| announcement.key == *key)
     }
 
-    /// Returns the server that `by` is; `None` if it is a source.
+    /// Returns the server that `by` is; `None` if it is none.
     fn handle_of(&self, by: &GivenBy) -> Option<ServerHandle> {
         match by {
-            GivenBy::Source(_) => None,
+            GivenBy::Source(_) | GivenBy::Registrations => None,
             GivenBy::Server(key) => Some(self.servers.get(key)?.handle.clone()),
         }
+    }
+
+    /// Whether a refused engine is announced that `by` has given.
+    pub(super) fn announces_refused_of(&self, by: &GivenBy) -> bool {
+        self.refused.iter().any(|announced| announced.by == *by)
     }
 
     /// Ends all announcements of refused engines that `by` has given.

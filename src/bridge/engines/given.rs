@@ -10,7 +10,7 @@ use kvatlas_process::registry::{
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
 use super::awaited::GivenBy;
-use super::servers::{presumed, presumed_key};
+use super::servers::presumed_key;
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engines of one source, by name. Of two engines with one name, only the first is in the set. The bridge refuses the
@@ -160,7 +160,8 @@ impl Bridge {
             .iter()
             .filter_map(|engine| Some((engine, self.follow(engine.clone()).err()?)))
             .collect();
-        self.announce_refused_of(source, &refused);
+        let by = GivenBy::Source(source.to_owned());
+        self.announce_refused_given(&mut self.inner.state.lock(), &by, &refused);
         for other in others {
             // The other source tries an engine that is refused here again.
             let _ = self.follow(other);
@@ -172,20 +173,6 @@ impl Bridge {
             true => Ok(()),
             false => Err(refused.into_iter().map(|(_, refusal)| refusal).collect()),
         }
-    }
-
-    /// Announces engines that `source` gives and that are refused. Ends the announcements of its other engines.
-    fn announce_refused_of(&self, source: &str, refused: &[(&GivenEngine, RegisterRefusal)]) {
-        let announced = |(engine, refusal): &(&GivenEngine, RegisterRefusal)| {
-            let engine = match engine {
-                GivenEngine::Publisher(engine) => engine.clone(),
-                GivenEngine::Server(server) => presumed(server, server.profile.clone())?,
-            };
-            Some((engine, refusal.clone()))
-        };
-        let refused: Vec<_> = refused.iter().filter_map(announced).collect();
-        let by = GivenBy::Source(source.to_owned());
-        self.announce_refused(&mut self.inner.state.lock(), &by, &refused);
     }
 
     /// Stops asking a server that was not registered and that no source gives with its present settings.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use kvatlas_process::registry::{GivenEngine, MeantEngines, NewEngine, RegisterRefusal};
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
+use super::awaited::GivenBy;
 use super::lifetimes::Lifetime;
 use super::servers::presumed_key;
 use super::{Bridge, BridgeState, Inner};
@@ -210,6 +211,7 @@ impl Bridge {
                 state.kept.engines.push(kept);
             }
         }
+        self.announce_kept(&mut state);
         drop(state);
         self.keep_registered();
         for (engine, refusal) in changes {
@@ -222,6 +224,17 @@ impl Bridge {
                 }
             }
         }
+    }
+
+    /// Announces the registered engines that were refused, as those of sources are.
+    fn announce_kept(&self, state: &mut BridgeState) {
+        let engines = std::mem::take(&mut state.kept.engines);
+        let refused = engines
+            .iter()
+            .filter_map(|kept| Some((&kept.engine, kept.refusal.clone()?)));
+        let refused: Vec<_> = refused.collect();
+        self.announce_refused_given(state, &GivenBy::Registrations, &refused);
+        state.kept.engines = engines;
     }
 
     /// Writes the list of registered engines to the state directory, so that the next bridge follows them, too.
@@ -244,7 +257,10 @@ impl Bridge {
         let mut cleaned_at = Instant::now();
         loop {
             tokio::time::sleep(pause).await;
-            let has_refused = !self.inner.state.lock().kept.engines.is_empty();
+            let has_refused = {
+                let state = self.inner.state.lock();
+                !state.kept.engines.is_empty() || state.announces_refused_of(&GivenBy::Registrations)
+            };
             let is_behind = registered.is_some_and(Registered::is_behind);
             let is_due = registered.is_some() && cleaned_at.elapsed() >= CLEANED_AFTER;
             if is_due {

@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use futures_util::StreamExt;
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_process::registry::EngineRegistry;
@@ -286,4 +287,36 @@ async fn each_change_of_a_refusal_is_kept() {
     }
     assert_eq!(seen.len(), 3);
     assert!(seen[0] == seen[1] && seen[1] != seen[2]);
+}
+
+#[tokio::test]
+async fn a_registered_engine_that_is_refused_after_a_restart_is_announced_until_it_is_unregistered() {
+    let server = find_nats_server(None).unwrap();
+    let broker = EmbeddedBroker::start(&server).await.unwrap();
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let mut reports = nats.subscribe("kvatlas.v1.events.>").await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    register(
+        folder.path(),
+        &["gpu-0=tcp://127.0.0.1:1", "gpu-1=tcp://127.0.0.1:2"],
+    )
+    .await;
+    let options = BridgeOptions {
+        engines_max: 1,
+        ..bridge(folder.path()).inner.options.clone()
+    };
+    let bridge = Bridge::new(Subjects::new("kvatlas").unwrap(), options);
+    bridge.start(&nats);
+    bridge.take_up_registered();
+    assert_eq!(names(&bridge), ["gpu-0"]);
+    while !reports.next().await.unwrap().subject.ends_with(".gpu-1") {}
+    assert_eq!(bridge.unregister(&named("gpu-1", None)).len(), 1);
+    let announces = || {
+        let state = bridge.inner.state.lock();
+        state.announces_refused_of(&GivenBy::Registrations)
+    };
+    assert!(announces());
+    bridge.take_up_registered();
+    assert!(!announces());
+    bridge.stop(false).await;
 }
