@@ -35,6 +35,14 @@ def unsigned(value: int, what: str, bits: int = 64) -> int:
     return number
 
 
+def flag(value: bool, what: str) -> bool:
+    """True or false, of Python or of NumPy, as a ``bool``."""
+    kind = type(value)
+    if kind is not bool and (kind.__module__, kind.__name__.rstrip("_")) != ("numpy", "bool"):
+        raise InvalidValueError(f"{what} must be True or False, not {value!r}")
+    return bool(value)
+
+
 def encoded(text: str | None, what: str) -> bytes:
     """A text as UTF-8; empty where it is absent."""
     if text is None:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgpack
 
-from ._checks import encoded, whole
+from ._checks import all_of, encoded, flag, whole
 from .errors import InvalidValueError
 from .hashing import POSITION_MAX, U64_MAX, LineageHash, little_endian, unsigned_array
 from .profile import Profile
@@ -73,10 +73,7 @@ def _named(values: Iterable[int] | None, what: str, blocks: int) -> array[int] |
 
 def lineages(values: Iterable[LineageHash]) -> tuple[LineageHash, ...]:
     """Lineage hashes, of which each has to be one."""
-    hashes = tuple(values)
-    if not all(isinstance(lineage, LineageHash) for lineage in hashes):
-        raise InvalidValueError("lineage_hashes must be LineageHash objects")
-    return hashes
+    return tuple(all_of(values, LineageHash, "lineage_hashes"))
 
 
 def _runs(values: Sequence[int] | None, blocks: int) -> tuple[int, ...] | None:
@@ -240,7 +237,12 @@ class Resumable:
 
     def __post_init__(self) -> None:
         hashes = _hashes(self.sequence_hashes, "sequence_hashes")
-        _set(self, sequence_hashes=hashes, lineage_hashes=lineages(self.lineage_hashes))
+        _set(
+            self,
+            sequence_hashes=hashes,
+            lineage_hashes=lineages(self.lineage_hashes),
+            resumable=flag(self.resumable, "resumable"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Final
 
 import xxhash
 
-from ._checks import encoded, whole
+from ._checks import encoded, unsigned, whole
 from .errors import InvalidValueError
 
 BASE_SEED: Final = 1337
@@ -87,13 +87,11 @@ def block_hashes(
 def sequence_hashes(blocks: Iterable[int], parent: int | None = None) -> list[int]:
     """The rolling hash of the prefix up to and including each block; ``parent`` is that of the block before the first."""
     digest, pack = xxhash.xxh3_64_intdigest, _PAIR.pack
+    parent = None if parent is None else unsigned(parent, "parent")
     chain: list[int] = []
-    try:
-        for block in blocks:
-            parent = block if parent is None else digest(pack(parent, block), seed=BASE_SEED)
-            chain.append(parent)
-    except struct.error as error:
-        raise InvalidValueError(f"block hashes must be unsigned integers of 64 bits: {error}") from None
+    for block in unsigned_array("Q", blocks, "block hashes"):
+        parent = block if parent is None else digest(pack(parent, block), seed=BASE_SEED)
+        chain.append(parent)
     return chain
 
 
@@ -135,16 +133,21 @@ class LineageHash:
     @classmethod
     def of(cls, current: int, parent: int | None, position: int) -> LineageHash:
         """Packs the block with sequence hash ``current`` at ``position``; position 0 has no parent."""
+        try:
+            position, own, before = index(position), index(current), 0 if parent is None else index(parent)
+        except TypeError as error:
+            raise InvalidValueError(f"a lineage hash is made of whole numbers: {error}") from None
+        if own >> 64 or before >> 64:
+            raise InvalidValueError("the sequence hashes must be unsigned integers of 64 bits")
         if not 0 <= position <= POSITION_MAX:
             raise InvalidValueError(f"position {position} is not one of 0 to {POSITION_MAX}")
         if (parent is None) != (position == 0):
             which = "position 0 has no parent" if position == 0 else "a position above 0 needs a parent"
             raise InvalidValueError(which)
-        position = index(position)
         mode = _mode(position)
         width = _FRAGMENT_BITS[mode]
-        parent_fragment = index(parent or 0) & _FRAGMENT_MASKS[mode]
-        fragment = index(current) & fragment_mask(position)
+        parent_fragment = before & _FRAGMENT_MASKS[mode]
+        fragment = own & fragment_mask(position)
         # A block can have what is packed here, so the checks of what others have packed are left out.
         packed = object.__new__(cls)
         object.__setattr__(packed, "packed", mode << 126 | position << (2 * width) | parent_fragment << width | fragment)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgpack
 
-from ._checks import unsigned
+from ._checks import all_of, unsigned
 from .errors import InvalidValueError
 from .events import PROTOCOL_VERSION, blob, check_text, lineage_blob, lineages, put_tokens
 from .hashing import POSITION_MAX, LineageHash, little_endian, unsigned_array
@@ -110,10 +110,8 @@ class Query:
         predicted: bool | _Kept = _KEPT,
     ) -> Query:
         """The same query with these options. Those that are not given stay as they are."""
-        if isinstance(workers, str):
-            raise InvalidValueError(f"workers are a list of names, not the text {workers!r}")
         if workers is not None and not isinstance(workers, _Kept):
-            workers = tuple(check_name(worker, "worker") for worker in workers)
+            workers = tuple(check_name(worker, "worker") for worker in all_of(workers, str, "workers"))
         if limit is not None and not isinstance(limit, _Kept):
             limit = unsigned(limit, "limit")
         if not isinstance(min_blocks, _Kept):

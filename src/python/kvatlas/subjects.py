@@ -8,7 +8,7 @@ from typing import Final
 
 import xxhash
 
-from ._checks import check_type
+from ._checks import check_type, whole
 from .errors import InvalidValueError
 from .hashing import BASE_SEED
 
@@ -76,4 +76,6 @@ class Subjects:
 
 def shard_of(worker: str, shards: int) -> int:
     """Which of so many shards knows a worker's blocks."""
+    if whole(shards, "shards") < 1:
+        raise InvalidValueError(f"{shards} shards are not possible; there is one at least")
     return int(xxhash.xxh3_64_intdigest(check_name(worker, "worker").encode(), seed=BASE_SEED)) % shards

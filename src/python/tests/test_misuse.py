@@ -11,7 +11,22 @@ from processes import Broker
 from world import NAMESPACE, world
 
 import kvatlas
-from kvatlas import Acknowledged, Cleared, Cursor, Doubted, Hint, Outcome, Profile, PublisherOptions, Query, Stored
+from kvatlas import (
+    Acknowledged,
+    Cleared,
+    Cursor,
+    Doubted,
+    Hint,
+    LineageHash,
+    Outcome,
+    Profile,
+    PublisherOptions,
+    Query,
+    Removed,
+    Resumable,
+    Stored,
+    StoredByLineage,
+)
 from kvatlas.client import make_connection
 
 QUERY = Query.by_sequence_hashes([1])
@@ -27,6 +42,7 @@ VALUES: dict[str, tuple[str, Callable[[], object]]] = {
     "a size of hashes": ("block_size", lambda: kvatlas.block_hashes([1] * 16, WRONG)),
     "a count of tokens": ("token_count", lambda: Query.by_sequence_hashes([1], token_count=WRONG)),
     "a count below the tokens": ("token_count", lambda: Query.by_tokens([1, 2], token_count=1)),
+    "workers": ("workers", lambda: QUERY.narrowed(workers=WRONG and 5)),
     "a limit": ("limit", lambda: QUERY.narrowed(limit=WRONG)),
     "a broken limit": ("limit", lambda: QUERY.narrowed(limit=WRONG and 1.5)),
     "a limit below 0": ("limit", lambda: QUERY.narrowed(limit=-1)),
@@ -36,6 +52,20 @@ VALUES: dict[str, tuple[str, Callable[[], object]]] = {
     "an address": ("address", lambda: Profile(address=WRONG and 5)),
     "doubts that are none": ("list of doubts", lambda: Doubted(WRONG and None)),
     "a doubt alone": ("list of doubts", lambda: Doubted("upstream_gap")),
+    "a flag of an event": ("resumable", lambda: Resumable([1], resumable=WRONG and 1)),
+    "no flag of an event": ("resumable", lambda: Resumable([1], resumable=WRONG and None)),
+    "no hashes of an event": ("lineage_hashes", lambda: Removed([1], WRONG and None)),
+    "no lineage hashes": ("lineage_hashes", lambda: StoredByLineage(WRONG and None)),
+    "a first block below 0": ("block hashes", lambda: kvatlas.sequence_hashes([-1])),
+    "a first block of 65 bits": ("block hashes", lambda: kvatlas.sequence_hashes([1 << 65])),
+    "a parent of hashes": ("parent", lambda: kvatlas.sequence_hashes([1], -1)),
+    "a lineage below 0": ("64 bits", lambda: LineageHash.of(-1, None, 0)),
+    "a lineage of 65 bits": ("64 bits", lambda: LineageHash.of(1, 1 << 64, 1)),
+    "a broken lineage": ("whole numbers", lambda: LineageHash.of(WRONG and 1.0, None, 0)),
+    "no shards": ("shards", lambda: kvatlas.shard_of("gpu-0", 0)),
+    "an acknowledgement's timeout": ("timeout", lambda: Acknowledged(timeout=WRONG)),
+    "an acknowledgement's attempts": ("attempts", lambda: Acknowledged(attempts=WRONG)),
+    "a timeout of 0": ("above 0", lambda: Acknowledged(timeout=0)),
     "a profile": ("profile", lambda: PublisherOptions(profile=WRONG and {"address": "h:1"})),
     "no profile": ("profile", lambda: PublisherOptions(profile=WRONG and None)),
     "a transport": ("transport", lambda: PublisherOptions(transport=WRONG)),
@@ -67,6 +97,8 @@ def test_what_is_right_is_taken() -> None:
     assert Query.by_tokens([1, 2], token_count=5).key["token_count"] == 5
     assert Outcome("gpu-0", 0, 1, 16, None, True).prompt_tokens is None
     assert PublisherOptions(transport=Acknowledged(), after=Cursor(1, 2), heartbeat_interval=1).after == Cursor(1, 2)
+    bool_ = type("bool_", (), {"__module__": "numpy", "__bool__": lambda _self: False})
+    assert Resumable([1], resumable=bool_()).resumable is False  # type: ignore[arg-type]
     assert kvatlas.cache_seed("", None) == kvatlas.cache_seed()
 
 

@@ -30,6 +30,12 @@ class Acknowledged:
     timeout: float = 5.0
     attempts: int = 6
 
+    def __post_init__(self) -> None:
+        check_type(self.timeout, (int, float), "timeout")
+        object.__setattr__(self, "attempts", whole(self.attempts, "attempts"))
+        if not self.timeout > 0 or self.attempts < 1:
+            raise InvalidValueError("an acknowledgement needs a timeout above 0, and at least one attempt")
+
 
 @dataclass(frozen=True, slots=True)
 class PublisherOptions:
