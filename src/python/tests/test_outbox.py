@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from kvatlas import Cleared, Cursor, Doubted, Goodbye, InvalidValueError, Profile, PublisherOptions, Stored
+from kvatlas import Cleared, Cursor, Doubted, Goodbye, InvalidValueError, Profile, PublisherOptions, RefusedError, Stored
 from kvatlas._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch
 from kvatlas.hashing import POSITION_MAX
 
@@ -35,6 +35,36 @@ def test_a_full_answer_tells_that_blocks_were_left_out() -> None:
     assert doubts(outbox, 60.0) == [["upstream_gap"]]
     outbox.add(0, [Cleared()], Clocks(60.0, 0))
     assert doubts(outbox, 60.0) == []
+
+
+def test_a_full_answer_waits_for_a_parent_for_a_moment_only() -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1), 0, Clocks(0.0, 0))
+    outbox.add(0, [Stored([1])], Clocks(0.0, 0))
+    outbox.add(0, [Stored([8], parent=7)], Clocks(10.0, 0))
+    with pytest.raises(RefusedError):
+        full_state(outbox, 10.5)
+    assert doubts(outbox, 11.0) == [["upstream_gap"]]
+    assert len([event for event in full_state(outbox, 11.0) if event["type"] == "stored"]) == 1
+    # Whoever was given that lacks the block, though the parent comes after all.
+    outbox.add(0, [Stored([7])], Clocks(12.0, 0))
+    [sealed] = outbox.add(0, [Doubted([])], Clocks(12.0, 0))
+    assert msgpack.unpackb(sealed.payload)["events"][0]["reasons"] == ["upstream_gap"]
+
+
+@pytest.mark.parametrize("begin_anew", [True, False])
+def test_the_state_of_a_new_epoch_is_known_whatever_was_before(begin_anew: bool) -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0, after=Cursor(5, 7)), 0, Clocks(0.0, 10))
+    outbox.add(0, [Stored([1])], Clocks(0.0, 10))
+    with pytest.raises(RefusedError):
+        full_state(outbox, 0.0)
+    assert not outbox.rise_above(500, Clocks(1.0, 20))
+    if begin_anew:
+        outbox.begin_epoch(Clocks(1.0, 20))
+    else:
+        outbox.add(0, [Goodbye()], Clocks(1.0, 20))
+    outbox.add(0, [Stored([2])], Clocks(1.0, 20))
+    assert len(full_state(outbox, 1.0)) == 1
+    assert outbox.rise_above(500, Clocks(1.0, 20))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_full_state_says_which_blocks_are_resumable(seed: int) -> None:
     model: Model = {}
     for _ in range(60):
         step(pick, table, model)
-    state, told = table.state(), Model()
+    state, told = table.state(0.0), Model()
     assert state is not None and not table.is_short
     for tier, event in state:
         assert isinstance(event, Stored)

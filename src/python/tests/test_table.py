@@ -18,7 +18,7 @@ def table_of(*events: Event) -> BlockTable:
 def told(table: BlockTable) -> dict[int, Sequence[int] | None]:
     """The runs of resumable blocks by the engine's name for the first of them."""
     found: dict[int, Sequence[int] | None] = {}
-    for _, event in table.state() or ():
+    for _, event in table.state(0.0) or ():
         assert isinstance(event, Stored | StoredByLineage)
         assert event.engine_hashes is not None
         found[event.engine_hashes[0]] = event.resumable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
@@ -57,6 +58,11 @@ class Clocks(NamedTuple):
 
     monotonic: float
     unix_us: int
+
+
+def present_clocks() -> Clocks:
+    """The present time."""
+    return Clocks(time.monotonic(), time.time_ns() // 1000)
 
 
 def is_far_ahead(known: int, unix_us: int) -> bool:
@@ -133,11 +139,7 @@ class Outbox:
         else:
             self.cursor = Cursor(clocks.unix_us if options.epoch is None else options.epoch, 0)
         knows_blocks = options.after is None or options.after.seq == 0
-        self.table = (
-            BlockTable(options.block_size, options.hashing)
-            if knows_blocks and options.answers_resyncs
-            else None
-        )
+        self.table = self._empty_table() if knows_blocks else None
         self._ring = self._ring_after(self.cursor.seq)
         self._made_us: int | None = None
         self._open: _OpenBatch | None = None
@@ -149,6 +151,9 @@ class Outbox:
         self._owes_profile = True
         self._has_told_profile = False
         self._has_left = False
+
+    def _empty_table(self) -> BlockTable | None:
+        return BlockTable(self.options.block_size, self.options.hashing) if self.options.answers_resyncs else None
 
     def _ring_after(self, seq: int) -> Ring:
         batches_max = self.options.ring_batches_max if self.options.answers_resyncs else 0
@@ -270,7 +275,7 @@ class Outbox:
         a younger process may have replaced this one, where it lies so far ahead that daemons would drop all batches, or where
         the last time was less than a minute ago: two that live would outdo each other without end.
         """
-        is_older = self.options.after is not None or self._has_left
+        is_older = self.table is None or self._has_left
         tolerated = SKEW_US if clocks.monotonic > self._new_until else 0
         has_begun = known <= clocks.unix_us + tolerated
         is_too_soon = clocks.monotonic - self._risen < RISE
@@ -298,8 +303,8 @@ class Outbox:
         """Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew."""
         self.cursor = Cursor(max(clocks.unix_us, min(self.cursor.epoch + 1, U64_MAX)), 0)
         self._ring = self._ring_after(0)
-        if self.table is not None:
-            self.table.clear()
+        # Whatever was not known of earlier batches, there is nothing now.
+        self.table = self._empty_table()
         self._doubts = ()
         self._owes_profile, self._has_told_profile = True, False
         self._has_left = False
@@ -309,12 +314,26 @@ class Outbox:
 
         :raises RefusedError: where the publisher cannot help just now.
         """
+        return self.missing(request) or self.full(clocks)
+
+    def missing(self, request: ResyncRequest) -> Answer | None:
+        """The batches that a daemon misses; none where it needs the full state.
+
+        :raises RefusedError: where another rank is asked.
+        """
         if request.rank != self.rank:
             raise refusal(400, f"this publisher is for rank {self.rank}")
         if not request.full and request.cursor.epoch == self.cursor.epoch:
             batches = self._ring.after(request.cursor.seq)
             if batches is not None and all(len(batch) <= self._room for batch in batches):
                 return self._answer("missing", batches)
+        return None
+
+    def full(self, clocks: Clocks) -> Answer:
+        """The full state, which answers all who ask now.
+
+        :raises RefusedError: where the publisher cannot help just now.
+        """
         return self._answer("full", self._full_state(clocks))
 
     def _full_state(self, clocks: Clocks) -> list[bytes]:
@@ -323,7 +342,7 @@ class Outbox:
                 503, "this publisher took up an epoch of another one and does not know the full state"
             )
         self.table.expire(clocks.monotonic)
-        state = self.table.state(self._chunk_bytes_max)
+        state = self.table.state(clocks.monotonic, self._chunk_bytes_max)
         if state is None:
             raise refusal(503, "stored blocks wait for their parent; ask again when they have it")
         # A state from before the first batch is empty, but a number of 0 is none.

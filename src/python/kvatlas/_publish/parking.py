@@ -11,6 +11,8 @@ from ..events import Stored
 EVENTS_MAX: Final = 64
 BLOCKS_MAX: Final = 65_536
 WAIT_MAX: Final = 30.0
+STATE_WAIT_MAX: Final = 1.0
+"""Seconds for which a full state waits, at most, for the parent of an event."""
 UNPLACED_MAX: Final = 65_536
 """Most removals that are kept in mind while events wait."""
 
@@ -94,6 +96,10 @@ class Parking:
         """Drops what has waited too long."""
         while self._events and self._events[0].deadline <= now:
             self._drop_oldest()
+
+    def has_waited(self, now: float) -> bool:
+        """Whether the oldest event has waited for so long that a full state is given without it."""
+        return bool(self._events) and self._events[0].deadline - WAIT_MAX + STATE_WAIT_MAX <= now
 
     def note_removed(self, name: int, tier: int) -> bool:
         """A block that is removed while it waits must not come back. Says whether an event that waits has one of that name."""

@@ -451,13 +451,17 @@ class BlockTable:
         """Drops stored blocks that have waited for their parent for too long. ``now`` is as in :meth:`apply`."""
         self._parking.expire(now)
 
-    def state(self, event_bytes_max: float = float("inf")) -> Iterator[tuple[Tier, Event]] | None:
+    def state(self, now: float, event_bytes_max: float = float("inf")) -> Iterator[tuple[Tier, Event]] | None:
         """Events that make a fresh holder equal to this one, parents first. They take about so many bytes each at most.
 
-        None while stored blocks wait for a parent, which is for a moment only.
+        None while stored blocks wait for a parent. Where some have waited for a second, the state is given without what waits, and is
+        short: whoever gets it has passed the batches that told of these blocks.
         """
-        blocks_max = int(min(max(event_bytes_max / _BLOCK_BYTES, 1), EVENT_BLOCKS_MAX))
-        return None if len(self._parking) else self._dump(blocks_max)
+        if len(self._parking):
+            if not self._parking.has_waited(now):
+                return None
+            self._is_short = True
+        return self._dump(int(min(max(event_bytes_max / _BLOCK_BYTES, 1), EVENT_BLOCKS_MAX)))
 
     def _dump(self, blocks_max: int) -> Iterator[tuple[Tier, Event]]:
         blocks = self._blocks
