@@ -94,6 +94,10 @@ func (s Stored) change(blockSize int) (change, error) {
 	if s.Position == 0 && s.Parent != 0 {
 		return change{}, fmt.Errorf("%w: position 0 has no parent", ErrInvalid)
 	}
+	// No block has the hash 0, unless what the blocks consist of proves it.
+	if s.Position > 0 && s.Parent == 0 && (blocks == nil || s.SequenceHashes == nil) {
+		return change{}, fmt.Errorf("%w: a position above 0 needs a parent", ErrInvalid)
+	}
 	return change{kindStored, s.Tier, s.Position, s.Parent, hashes, blocks}, checkTier(s.Tier)
 }
 

@@ -32,14 +32,15 @@ func changed(t *testing.T, event Event) change {
 
 func TestEventsAreChecked(t *testing.T) {
 	for name, event := range map[string]Event{
-		"a parent at position 0":     Stored{Parent: 1, SequenceHashes: []uint64{2}},
-		"a tier that there is not":   Stored{Tier: 8, SequenceHashes: []uint64{2}},
-		"the same of a removal":      Removed{Tier: 8, SequenceHashes: []uint64{2}},
-		"a part of a block":          Stored{Tokens: make([]uint32, 17)},
-		"tokens and block hashes":    Stored{Tokens: make([]uint32, 16), BlockHashes: []uint64{1}},
-		"a salt without tokens":      Stored{CacheSalt: "salt", SequenceHashes: []uint64{2}},
-		"hashes that are no chain":   Stored{BlockHashes: []uint64{1, 2}, SequenceHashes: []uint64{1, 2}},
-		"positions that are no more": Stored{Position: PositionMax, Parent: 1, SequenceHashes: []uint64{2, 3}},
+		"a parent at position 0":      Stored{Parent: 1, SequenceHashes: []uint64{2}},
+		"a position without a parent": Stored{Position: 4, SequenceHashes: []uint64{2}},
+		"a tier that there is not":    Stored{Tier: 8, SequenceHashes: []uint64{2}},
+		"the same of a removal":       Removed{Tier: 8, SequenceHashes: []uint64{2}},
+		"a part of a block":           Stored{Tokens: make([]uint32, 17)},
+		"tokens and block hashes":     Stored{Tokens: make([]uint32, 16), BlockHashes: []uint64{1}},
+		"a salt without tokens":       Stored{CacheSalt: "salt", SequenceHashes: []uint64{2}},
+		"hashes that are no chain":    Stored{BlockHashes: []uint64{1, 2}, SequenceHashes: []uint64{1, 2}},
+		"positions that are no more":  Stored{Position: PositionMax, Parent: 1, SequenceHashes: []uint64{2, 3}},
 	} {
 		if _, err := event.change(DefaultBlockSize); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
@@ -174,7 +175,7 @@ func TestStateMakesAnEqualTable(t *testing.T) {
 			}
 			stored := Stored{Tier: tier}
 			for length := 1 + random.Intn(4); length > 0; length-- {
-				stored.BlockHashes = append(stored.BlockHashes, random.Uint64()%4)
+				stored.BlockHashes = append(stored.BlockHashes, 1+random.Uint64()%4)
 			}
 			if len(all) > 0 && random.Intn(2) == 0 {
 				stored.Parent = all[random.Intn(len(all))]

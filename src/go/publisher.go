@@ -49,6 +49,8 @@ type Publisher struct {
 	outbox *outbox
 	// told is the last error of the connection that a flush has looked at.
 	told error
+	// link is the number of the connection's link on which the first batch was handed over that no flush has confirmed, or 0.
+	link uint64
 
 	// Of the goroutine that publishes.
 	open    batcher
@@ -136,7 +138,9 @@ func (p *Publisher) TryPublish(events ...Event) error {
 }
 
 // Flush waits until everything has reached the server, and gives the last batch then. It fails with ErrNotSent if a batch could not be sent
-// since the last flush, or if the server's last refusal on the connection since then is of a batch or of the subscription to questions.
+// since the last flush, or if the server's last refusal on the connection since then is of a batch or of the subscription to questions. It fails
+// so, too, if the connection was lost and made anew since then: what was published before that may not have arrived. Daemons ask for it while
+// the publisher goes on.
 func (p *Publisher) Flush(ctx context.Context) (Cursor, error) {
 	ctx, cancel := withPatience(ctx, closePatience)
 	defer cancel()
@@ -147,7 +151,8 @@ func (p *Publisher) Flush(ctx context.Context) (Cursor, error) {
 	return p.confirmed(ctx, next.flush)
 }
 
-// Goodbye publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
+// Goodbye publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends. It fails as Flush does; a connection that
+// was lost before the goodbye makes no difference.
 func (p *Publisher) Goodbye(ctx context.Context) error {
 	ctx, cancel := withPatience(ctx, closePatience)
 	defer cancel()
@@ -239,12 +244,48 @@ func (p *Publisher) confirmed(ctx context.Context, reached *flush) (Cursor, erro
 		if err := p.nats.FlushWithContext(ctx); err != nil {
 			return nil, err
 		}
-		return p.refused(), nil
+		if refusal := p.refused(); refusal != nil {
+			return refusal, nil
+		}
+		if found.link != 0 && found.link != p.nats.Stats().Reconnects+1 {
+			return fmt.Errorf("%w: the connection was lost after events were handed to it; they may not have arrived", ErrNotSent), nil
+		}
+		return nil, nil
 	})
 	if err != nil {
+		p.keepLink(found.link)
 		return found.cursor, &unsent{"", err}
 	}
 	return found.cursor, refusal
+}
+
+// noteLink notes the link that a batch goes over. Without one, nats.go keeps the batch for the next link.
+func (p *Publisher) noteLink() {
+	// The connection may hold its own lock for long.
+	isConnected, link := p.nats.IsConnected(), p.nats.Stats().Reconnects+1
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	if p.link == 0 && isConnected {
+		p.link = link
+	}
+}
+
+// keepLink keeps for the next flush what this one does not tell.
+func (p *Publisher) keepLink(link uint64) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	if link != 0 {
+		p.link = link
+	}
+}
+
+// takeLink forgets the link of what was handed over, and gives it.
+func (p *Publisher) takeLink() uint64 {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	link := p.link
+	p.link = 0
+	return link
 }
 
 // refused is why the server refuses this publisher, once. The server says so before it confirms a flush.
@@ -293,9 +334,12 @@ func (p *Publisher) wait() {
 	case <-p.queue.filled:
 	case <-p.abort:
 	case <-timer.C:
-		if len(p.open.changes) > 0 {
+		switch {
+		case len(p.open.changes) > 0:
 			p.open.flush()
-		} else {
+		case p.isCut.Load():
+			p.sealed = time.Now()
+		default:
 			p.send(Device, nil)
 		}
 	}
@@ -312,15 +356,32 @@ func (p *Publisher) obey(next call) {
 		// A call that fits into one batch is not divided among two.
 		p.open.flush()
 	}
+	if len(next.changes) == 1 && next.changes[0].kind == kindGoodbye {
+		// Daemons that have the goodbye need nothing of before.
+		p.takeLink()
+	}
 	for _, made := range next.changes {
 		p.open.add(made)
 	}
 	if p.options.BatchDelay < 0 || next.flush != nil {
 		p.open.flush()
 	}
-	if next.flush != nil && next.flush.tell(flushed{p.Cursor(), p.failure}) {
-		p.failure = nil
+	if next.isBeat {
+		p.send(Device, nil)
 	}
+	if next.flush != nil {
+		p.report(next.flush)
+	}
+}
+
+// report tells a flush what it waits for, once.
+func (p *Publisher) report(waiting *flush) {
+	found := flushed{p.Cursor(), p.failure, p.takeLink()}
+	if waiting.tell(found) {
+		p.failure = nil
+		return
+	}
+	p.keepLink(found.link)
 }
 
 // drop answers those who wait, and counts what is not published.
@@ -332,7 +393,7 @@ func (p *Publisher) drop() {
 		}
 		p.counters.callsDropped.Add(1)
 		if next.flush != nil {
-			next.flush.tell(flushed{p.Cursor(), ErrStopped})
+			next.flush.tell(flushed{p.Cursor(), ErrStopped, 0})
 		}
 	}
 }
@@ -343,6 +404,10 @@ func (p *Publisher) send(tier Tier, changes []change) {
 	p.lock.Lock()
 	payload, cursor, err := p.outbox.number(tier, changes, now)
 	p.lock.Unlock()
+	if err == nil && len(changes) > 0 {
+		// A heartbeat that is lost is of no account.
+		p.noteLink()
+	}
 	if err == nil {
 		err = p.handOver(payload)
 		p.isCut.Store(errors.Is(err, nats.ErrConnectionClosed))
@@ -350,9 +415,12 @@ func (p *Publisher) send(tier Tier, changes []change) {
 	p.sealed = now
 	switch {
 	case err != nil:
-		p.counters.batchesFailed.Add(1)
+		failed := p.counters.batchesFailed.Add(1)
 		p.failure = &unsent{fmt.Sprintf("batch %d: ", cursor.Seq), err}
-		p.options.Log(fmt.Sprintf("%s: %v", p.subject, p.failure))
+		if failed&(failed-1) == 0 {
+			// Each may fail from now on: the log must not fill up.
+			p.options.Log(fmt.Sprintf("%s: %v (%d so far)", p.subject, p.failure, failed))
+		}
 	case len(changes) == 0:
 		p.counters.heartbeatsSent.Add(1)
 	default:
@@ -440,6 +508,8 @@ func (p *Publisher) answerFrom(payload []byte, room int) (made answer, said stri
 	known, now := *request.Epoch, time.Now()
 	if p.outbox.riseAbove(known, now) {
 		said = fmt.Sprintf("a daemon knew epoch %d, so epoch %d begins", known, p.outbox.cursor.Epoch)
+		// The other daemons learn of it at once. Where the queue has no room, batches come anyway.
+		_, _ = p.queue.tryPut(call{isBeat: true}, false)
 	} else if known > p.outbox.cursor.Epoch && isFarAhead(known, now) && now.Sub(p.outbox.warned) >= warningInterval {
 		p.outbox.warned = now
 		said = fmt.Sprintf("epoch %d is more than a day ahead of this clock, and not believed", known)

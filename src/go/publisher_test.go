@@ -94,3 +94,43 @@ func TestLogMayAskThePublisher(t *testing.T) {
 		t.Fatal("the publisher waits for itself")
 	}
 }
+
+func TestRisenEpochIsToldAtOnce(t *testing.T) {
+	sent := make(chan fields, 1)
+	publisher := alone(t, PublisherOptions{}, func(_ string, payload []byte) error {
+		var found fields
+		err := decode(payload, &found)
+		sent <- found
+		return err
+	})
+	known := unixMicro(time.Now().Add(time.Hour))
+	question, err := encode(fields{"v": protocolVersion, "rank": 0, "epoch": known, "seq": 5, "full": false})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := publisher.answerTo(question); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case found := <-sent:
+		same(t, "the heartbeat", fmt.Sprint(found["epoch"], found["seq"]), fmt.Sprint(known+1, 2))
+	case <-time.After(patience):
+		t.Fatal("other daemons are told nothing")
+	}
+}
+
+func TestFailuresAreLoggedMoreAndMoreRarely(t *testing.T) {
+	lines := 0
+	publisher := alone(t, PublisherOptions{BatchDelay: -1, Log: func(string) { lines++ }}, func(string, []byte) error {
+		return errors.New("lost")
+	})
+	for range make([]struct{}, 9) {
+		if err := publisher.Publish(context.Background(), Stored{Tokens: tokens(1)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := publisher.Flush(context.Background()); !errors.Is(err, ErrNotSent) {
+		t.Error(err)
+	}
+	same(t, "failures and lines", fmt.Sprint(publisher.Counters().BatchesFailed, lines), "9 4")
+}

@@ -7,10 +7,11 @@ import (
 	"sync/atomic"
 )
 
-// A call waits to be published: changes, or a flush, or both.
+// A call waits to be published: changes, or a flush, or both; or a heartbeat that is sent at once.
 type call struct {
 	changes []change
 	size    int
+	isBeat  bool
 	// flush is told when everything before has left.
 	flush *flush
 }
@@ -48,10 +49,11 @@ func (f *flush) wait(ctx context.Context) (flushed, bool) {
 	}
 }
 
-// flushed is the last batch at a flush, and why one before it was not sent.
+// flushed is the last batch at a flush, why one before it was not sent, and the link on which the first since the last flush was handed over.
 type flushed struct {
 	cursor  Cursor
 	failure error
+	link    uint64
 }
 
 // A queue of calls, bounded in number and bytes.

@@ -92,3 +92,57 @@ func TestNothingOutlastsItsContextWhileTheServerIsSilent(t *testing.T) {
 		cancel()
 	}
 }
+
+// A lossyLine dials connections of which one loses what is written next, and breaks.
+type lossyLine struct{ loses atomic.Bool }
+
+func (l *lossyLine) Dial(network, address string) (net.Conn, error) {
+	connection, err := net.Dial(network, address)
+	return &lossyConn{connection, l}, err
+}
+
+type lossyConn struct {
+	net.Conn
+	line *lossyLine
+}
+
+func (c *lossyConn) Write(payload []byte) (int, error) {
+	if c.line.loses.CompareAndSwap(true, false) {
+		_ = c.Close()
+		return len(payload), nil
+	}
+	return c.Conn.Write(payload)
+}
+
+func TestLossWithALinkIsToldByTheNextFlush(t *testing.T) {
+	line := &lossyLine{}
+	connection, err := nats.Connect(startBroker(t), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.SetCustomDialer(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(connection.Close)
+	publisher, err := StartPublisher(connection, namespace, worker, PublisherOptions{BatchDelay: -1, HeartbeatInterval: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	lose := func(links uint64) {
+		t.Helper()
+		if _, err := publisher.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+		line.loses.Store(true)
+		if err := publisher.Publish(ctx, Stored{Tokens: tokens(1)}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "there is another link", func() bool { return connection.Stats().Reconnects == links && connection.IsConnected() })
+	}
+	lose(1)
+	if _, err := publisher.Flush(ctx); !errors.Is(err, ErrNotSent) {
+		t.Errorf("the batch is lost: %v", err)
+	}
+	lose(2)
+	if err := publisher.Goodbye(ctx); err != nil {
+		t.Errorf("daemons have the goodbye: %v", err)
+	}
+}
