@@ -16,6 +16,7 @@
 :mod:`kvatlas.sync` has the same without ``await``.
 """
 
+from ._publish.counters import PublisherCounters
 from ._publish.options import Acknowledged, PublisherOptions
 from .client import QueryClient, connect
 from .errors import (
@@ -65,7 +66,7 @@ from .hashing import (
 )
 from .models import ModelKey, instance_of_worker, worker_of_instance
 from .profile import Profile
-from .publisher import Publisher, PublisherCounters
+from .publisher import Publisher
 from .queries import Query
 from .subjects import Subjects, shard_of
 from .wire import (

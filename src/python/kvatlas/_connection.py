@@ -90,7 +90,7 @@ class Refusals:
         else:
             refusal = replace(refusal, is_news=self._miss(refusal))
             if self.is_of_inbox(refusal, is_shared=True):
-                self._answers = (_link(self._nats), refusal)
+                self._answers = (link_of(self._nats), refusal)
         for hear in tuple(self._hearers):
             hear(refusal)
         return refusal.is_news
@@ -144,7 +144,7 @@ class Refusals:
 
     def of_answers(self) -> Refusal | None:
         """The refusal of the subscription to the answers to requests, while it lasts."""
-        if self._answers is None or self._answers[0] != _link(self._nats):
+        if self._answers is None or self._answers[0] != link_of(self._nats):
             return None
         return self._answers[1]
 
@@ -260,10 +260,8 @@ async def unless_refused(
         asked.cancel()
 
 
-async def confirm(connection: Client, patience: float, since: int | None = None) -> None:
+async def confirm(connection: Client, patience: float) -> None:
     """Waits until the server has taken everything that was published. It has told then what it refuses of that.
-
-    ``since`` is the :func:`present_link` when the caller began to wait, to tell of its loss.
 
     :raises NotSentError: if it has not within ``patience`` seconds, or the connection is lost meanwhile.
     """
@@ -274,9 +272,7 @@ async def confirm(connection: Client, patience: float, since: int | None = None)
         if time.monotonic() >= deadline:
             raise NotSentError(f"NATS: there is no connection")
         await asyncio.sleep(_PAUSE)
-    link = _link(connection)
-    if since not in (None, link):
-        raise NotSentError("NATS: the connection was lost before the server had taken everything")
+    link = link_of(connection)
     for _ in range(_PINGS):
         if not await _is_answered(connection, link, deadline):
             raise NotSentError(f"NATS: the server does not answer")
@@ -296,7 +292,7 @@ async def _is_answered(connection: Client, link: int, deadline: float) -> bool:
             except (nats.errors.Error, OSError) as error:
                 raise NotSentError(f"NATS: {error}") from error
             return True
-        if not connection.is_connected or _link(connection) != link:
+        if not connection.is_connected or link_of(connection) != link:
             # The pong of that link does not come any more.
             answer.cancel()
             raise NotSentError("NATS: the connection was lost before the server had taken everything")
@@ -325,11 +321,6 @@ def _end(answer: asyncio.Future[Any]) -> None:
         answer.exception()
 
 
-def present_link(connection: Client) -> int | None:
-    """The link that stands now, None without one."""
-    return _link(connection) if connection.is_connected else None
-
-
-def _link(connection: Client) -> int:
+def link_of(connection: Client) -> int:
     """The number of the connection's present link to a server."""
     return int(connection.stats["reconnects"])

@@ -13,7 +13,7 @@ holder lives.
                                  daemon ──▶ resync subject ──▶ ring or table ──▶ chunks
 
 The full state is made at once, so that it is one state: about two seconds for a million blocks, in which the event loop does
-nothing else. Where an engine holds that many, give the publisher a process or a thread with a loop of its own.
+nothing else. One is made for all daemons that wait for it. Where an engine holds that many, give the publisher a process or a thread with a loop of its own.
 
 An event that the queue has taken is published in order, exactly once, unless the process dies: then the next incarnation begins a
 new epoch, and replaces all that the last one said.
@@ -26,20 +26,21 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from ._checks import all_of, check_type, unsigned
-from ._connection import Refusal, confirm, error_of, present_link, refusals_of, unless_refused
-from ._publish.calls import BeginEpoch, CallQueue, Command, Flush, Heartbeats, Publish, SetProfile
+from ._checks import all_of, check_type, unsigned, whole
+from ._connection import Refusal, confirm, error_of, link_of, refusals_of, unless_refused
+from ._publish.answering import Answering
+from ._publish.calls import BeginEpoch, CallQueue, Command, Flush, Flushed, Heartbeats, Leave, Publish, SetProfile
+from ._publish.counters import PublisherCounters
 from ._publish.options import Acknowledged, PublisherOptions
-from ._publish.outbox import RISE, Clocks, Outbox, ResyncRequest, SealedBatch, is_far_ahead, room_of
+from ._publish.outbox import Outbox, SealedBatch, present_clocks, room_of
 from .errors import (
     BatchTooLargeError,
     ConnectionFailedError,
@@ -47,10 +48,8 @@ from .errors import (
     NotPermittedError,
     NotSentError,
     QueueFullError,
-    RefusedError,
     StoppedError,
     TooManyEventsError,
-    refusal,
 )
 from .events import (
     Cleared,
@@ -68,7 +67,6 @@ from .events import (
 from .models import DEFAULT_TENANT, namespace_of
 from .profile import Profile
 from .subjects import PREFIX, Subjects
-from .wire import ERROR_CODE_HEADER, ERROR_HEADER
 
 _LOG: Final = logging.getLogger("kvatlas.publisher")
 
@@ -87,34 +85,6 @@ _QUESTIONS_MAX: Final = 64
 Events: TypeAlias = Event | Iterable[Event]
 
 
-@dataclass(slots=True)
-class PublisherCounters:
-    """What a publisher has done since it was started.
-
-    :param batches_sent: without heartbeats.
-    :param batches_failed: batches that NATS did not take; daemons notice the gap and ask for them.
-    :param batches_refused: batches, and heartbeats, that were sent and that the server refused. They are counted on a connection of
-        :func:`kvatlas.connect` only. Publishers of several ranks of one worker on one connection share the number.
-    :param calls_dropped: calls that :meth:`Publisher.aclose` had no time for.
-    :param queue_waits: calls that had to wait for room in the queue.
-    :param queue_refusals: calls that were refused for want of room.
-    :param answers_missing: daemons that were given the batches they missed.
-    :param answers_full: daemons that were given the full state.
-    :param answers_refused: daemons that could not be helped.
-    """
-
-    batches_sent: int = 0
-    heartbeats_sent: int = 0
-    batches_failed: int = 0
-    batches_refused: int = 0
-    calls_dropped: int = 0
-    queue_waits: int = 0
-    queue_refusals: int = 0
-    answers_missing: int = 0
-    answers_full: int = 0
-    answers_refused: int = 0
-
-
 class Publisher:
     """Publishes for one holder, and answers daemons that miss something.
 
@@ -127,13 +97,14 @@ class Publisher:
         self._nats = connection
         self._subject = subject
         self._options = options
-        self._outbox = Outbox(options, rank, _clocks())
-        self._warned = float("-inf")
+        self._outbox = Outbox(options, rank, present_clocks())
         self._queue = CallQueue(options.queue_batches_max, options.queue_bytes_max)
         self._heartbeat_at = time.monotonic() + options.heartbeat_interval
         self._beats = True
         self._sent = self._outbox.cursor
         self._failure: str | None = None
+        # The link to which the first events were handed that no flush has confirmed.
+        self._link: int | None = None
         self._refusal: Refusal | None = None
         self._asked = ""
         self._stopped = False
@@ -141,10 +112,10 @@ class Publisher:
         self._has_end = False
         self._is_over = False
         self._questions: Subscription | None = None
-        self._answers: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
         self.counters = PublisherCounters()
+        self._answering = Answering(connection, subject, self._outbox, self.counters, self._beat)
         refusals_of(connection).hear(self._hear)
 
     @classmethod
@@ -186,7 +157,7 @@ class Publisher:
         self._asked = subject
         try:
             self._questions = await self._nats.subscribe(
-                subject, cb=self._answer, pending_msgs_limit=_QUESTIONS_MAX
+                subject, cb=self._answering.take, pending_msgs_limit=_QUESTIONS_MAX
             )
         except nats.errors.Error as error:
             raise ConnectionFailedError(f"NATS: {error}") from error
@@ -274,33 +245,40 @@ class Publisher:
         """Waits until the server has taken everything, and returns the last batch then.
 
         :raises NotSentError: if a batch could not be sent since the last call, if the server refused one or the subscription to
-            questions, or if it has not taken everything within ``patience`` seconds.
+            questions, if it has not taken everything within ``patience`` seconds, or if the connection was lost and made anew since
+            the last call: what was published before that may not have arrived. Daemons ask for it while the publisher goes on.
         :raises StoppedError: if the publisher has stopped.
         """
-        deadline, link = time.monotonic() + patience, present_link(self._nats)
+        return await self._confirmed(Flush, patience)
+
+    async def _confirmed(self, kind: type[Flush], patience: float) -> Cursor:
+        deadline = time.monotonic() + patience
         try:
-            cursor, failure = await asyncio.wait_for(self._handed_over(), patience)
+            flushed = await asyncio.wait_for(self._handed_over(kind), patience)
         except asyncio.TimeoutError:
             raise NotSentError(f"NATS: what is queued has not left within {patience} s") from None
         try:
-            await confirm(self._nats, deadline - time.monotonic(), link)
+            await confirm(self._nats, deadline - time.monotonic())
         except BaseException:
-            self._keep_failure(failure)
+            self._keep(flushed)
             raise
         refusal, self._refusal = self._refusal, None
+        failure = flushed.failure
         if failure is None and refusal is not None:
             failure = f"{refusal.words}; give the user the right to it"
+        if failure is None and flushed.link not in (None, link_of(self._nats)):
+            failure = "the connection was lost after events were handed to it; they may not have arrived"
         if failure is not None:
             raise NotSentError(f"NATS: {failure}")
-        return cursor
+        return flushed.cursor
 
-    async def _handed_over(self) -> tuple[Cursor, str | None]:
-        """Waits until NATS has been handed all calls before; the last batch, and why one was not sent."""
+    async def _handed_over(self, kind: type[Flush]) -> Flushed:
+        """Waits until NATS has been handed all calls before."""
         if self._task is None:
             raise StoppedError(self._fault)
-        done: asyncio.Future[tuple[Cursor, str | None]] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
         try:
-            await self._put(Flush(done))
+            await self._put(kind(done))
             either: tuple[asyncio.Future[Any], ...] = (done, self._task)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
@@ -308,28 +286,27 @@ class Publisher:
             return done.result()
         except asyncio.CancelledError:
             if done.done() and not done.cancelled() and done.exception() is None:
-                self._keep_failure(done.result()[1])
+                self._keep(done.result())
             raise
         finally:
             # What nobody waits for takes no failure away.
             done.cancel()
 
-    def _keep_failure(self, failure: str | None) -> None:
+    def _keep(self, flushed: Flushed) -> None:
         """Keeps for the next flush what the caller of this one does not hear of."""
-        self._failure = self._failure or failure
+        self._failure = self._failure or flushed.failure
+        self._link = self._link if flushed.link is None else flushed.link
 
     async def say_goodbye(self, patience: float = PATIENCE) -> None:
         """Publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
 
-        :raises PublisherError: as :meth:`flush`.
+        Calls beside it fail from the moment on at which the goodbye is queued.
+
+        :raises PublisherError: as :meth:`flush`. A connection that was lost before the goodbye makes no difference.
         """
         deadline = time.monotonic() + patience
         try:
-            try:
-                await asyncio.wait_for(self.publish(Goodbye()), patience)
-            except asyncio.TimeoutError:
-                raise NotSentError(f"NATS: what is queued has not left within {patience} s") from None
-            await self.flush(max(deadline - time.monotonic(), _PAUSE))
+            await self._confirmed(Leave, patience)
         finally:
             await self.aclose(max(deadline - time.monotonic(), _PAUSE))
 
@@ -338,7 +315,7 @@ class Publisher:
 
         A call that is cancelled drops it at once.
         """
-        is_first, self._stopped = not self._stopped, True
+        is_first, self._stopped = not self._endings, True
         ending = asyncio.create_task(self._end(patience if is_first else 0))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
@@ -367,8 +344,7 @@ class Publisher:
             questions, self._questions = self._questions, None
             if not self._nats.is_closed:
                 await error_of(questions.unsubscribe(), _UNSUBSCRIBE_PATIENCE)
-        for sending in self._answers:
-            sending.cancel()
+        self._answering.end()
 
     def _give_up(self) -> None:
         """Has nothing sent any more."""
@@ -378,8 +354,9 @@ class Publisher:
 
     async def _drain(self) -> None:
         if self._task is not None and not self._task.done():
-            await self._queue.put(None)
-            self._has_end = True
+            if not self._has_end:
+                await self._queue.put(None)
+                self._has_end = True
             await asyncio.wait([self._task])
 
     def _checked(self, events: Events, tier: int) -> Publish:
@@ -388,14 +365,15 @@ class Publisher:
         if self._nats.is_closed:
             raise NotSentError("NATS: the connection is closed; connect anew, and start another publisher")
         listed = [events] if isinstance(events, _EVENT_TYPES) else all_of(events, _EVENT_TYPES, "events")
-        if not isinstance(tier, int) or not 0 <= tier < len(Tier):
+        tier = whole(tier, "tier")
+        if not 0 <= tier < len(Tier):
             raise InvalidValueError(f"there is no tier {tier}; tiers are numbered from 0 to {len(Tier) - 1}")
         size, size_max = events_bytes(listed), self._options.batch_bytes_max
         if size > size_max:
             raise BatchTooLargeError(size, size_max)
         if len(listed) > self._options.batch_events_max:
             raise TooManyEventsError(len(listed), self._options.batch_events_max)
-        return Publish(int(tier), listed, size)
+        return Publish(tier, listed, size)
 
     async def _put(self, command: Command) -> None:
         if self._stopped:
@@ -408,6 +386,8 @@ class Publisher:
         if self._has_end:
             # It stands behind the end, where nobody reads.
             raise StoppedError(self._fault)
+        if isinstance(command, Leave):
+            self._stopped = self._has_end = True
 
     # The task: the only one who sends batches.
 
@@ -415,9 +395,12 @@ class Publisher:
         try:
             while (command := await self._next()) is not None:
                 await self._obey(command)
-            await self._send_all(self._outbox.seal(_clocks()))
+                if isinstance(command, Leave):
+                    break
+            await self._send_all(self._outbox.seal(present_clocks()))
         except Exception as error:
             self._fault = error
+            self._answering.refuse_all()
             _LOG.exception("the publisher of %s has ended by an error", self._subject)
         finally:
             self._stopped = True
@@ -427,17 +410,22 @@ class Publisher:
         # After a reconnect, the server may take smaller messages.
         self._outbox.note_server_limit(self._nats.max_payload)
         match command:
+            case Leave():
+                # Daemons that have the goodbye need nothing of before.
+                self._link = None
+                await self._send_all(self._outbox.add(Tier.DEVICE, [Goodbye()], present_clocks()))
+                self._report(command)
             case Flush():
-                await self._send_all(self._outbox.seal(_clocks()))
+                await self._send_all(self._outbox.seal(present_clocks()))
                 self._report(command)
             case BeginEpoch(doubts):
-                await self._send_all(self._outbox.begin_epoch(_clocks(), doubts))
+                await self._send_all(self._outbox.begin_epoch(present_clocks(), doubts))
             case SetProfile(profile):
-                await self._send_all(self._outbox.set_profile(profile, _clocks()))
+                await self._send_all(self._outbox.set_profile(profile, present_clocks()))
             case Heartbeats(are_sent):
                 self._beats = are_sent
             case Publish(tier, events):
-                await self._send_all(self._outbox.add(tier, events, _clocks()))
+                await self._send_all(self._outbox.add(tier, events, present_clocks()))
 
     async def _next(self) -> Command | None:
         """The next call; sends what falls due meanwhile."""
@@ -455,17 +443,22 @@ class Publisher:
                     return await asyncio.wait_for(self._queue.get(), wait)
                 except asyncio.TimeoutError:
                     continue
-            clocks = _clocks()
+            clocks = present_clocks()
             self._heartbeat_at = clocks.monotonic + self._options.heartbeat_interval
             sealed = self._outbox.seal(clocks)
-            if not sealed and self._beats:
+            if not sealed and self._beats and not self._nats.is_closed:
                 sealed = self._outbox.heartbeat(clocks)
             await self._send_all(sealed)
 
     def _report(self, flush: Flush) -> None:
         if not flush.done.done():
-            failure, self._failure = self._failure, None
-            flush.done.set_result((self._outbox.cursor, failure))
+            flush.done.set_result(Flushed(self._outbox.cursor, self._failure, self._link))
+            self._failure = self._link = None
+
+    def _beat(self) -> None:
+        """Has the next batch sent at once. Where there is no room in the queue, it comes without that."""
+        if self._beats and not self._stopped and not self._queue.full():
+            self._queue.put_nowait(Publish(Tier.DEVICE, [], 0))
 
     def _hear(self, refusal: Refusal) -> None:
         if refusal.is_of_message(self._subject):
@@ -482,8 +475,9 @@ class Publisher:
             left.append(command)
             if isinstance(command, Flush) and not command.done.done():
                 command.done.set_exception(StoppedError(self._fault))
-        if None in left:
-            return left.index(None)
+        ends = [place for place, command in enumerate(left) if command is None or isinstance(command, Leave)]
+        if ends:
+            return ends[0] + (left[ends[0]] is not None)
         return 0 if self._has_end else len(left)
 
     async def _send_all(self, sealed: Iterable[SealedBatch]) -> None:
@@ -492,7 +486,10 @@ class Publisher:
                 await self._send(batch)
             except (nats.errors.Error, OSError, NotSentError) as error:
                 self.counters.batches_failed += 1
-                _LOG.warning("batch %d of %s not sent: %s", batch.cursor.seq, self._subject, error)
+                failed = self.counters.batches_failed
+                # Each may fail from now on: the log must not fill up.
+                if failed & (failed - 1) == 0:
+                    _LOG.warning("batch %d of %s not sent, %d so far: %s", batch.cursor.seq, self._subject, failed, error)
                 if self._failure is None:
                     self._failure = str(error)
             else:
@@ -509,6 +506,9 @@ class Publisher:
         transport = self._options.transport
         if transport is None:
             while True:
+                if self._link is None and not batch.is_heartbeat and self._nats.is_connected:
+                    # Without a link, the client keeps it for the next one.
+                    self._link = link_of(self._nats)
                 try:
                     return await self._nats.publish(self._subject, batch.payload)
                 except nats.errors.OutboundBufferLimitError:
@@ -543,54 +543,5 @@ class Publisher:
         if error is not None:
             raise NotSentError(f"the stream refused: {error}")
 
-    # Answers. Their chunks are made at once, so that they are one state; they are sent beside what is published next.
-
-    async def _answer(self, question: Msg) -> None:
-        if not question.reply:
-            return
-        try:
-            if len(self._answers) >= self._options.answers_max:
-                raise refusal(503, "this publisher answers others; ask again")
-            request, clocks = ResyncRequest.decode(question.data), _clocks()
-            known, epoch = request.cursor.epoch, self._outbox.cursor.epoch
-            if self._outbox.rise_above(known, clocks):
-                epoch = self._outbox.cursor.epoch
-                _LOG.warning("a daemon knew epoch %d of %s, so epoch %d begins", known, self._subject, epoch)
-            elif known > epoch and is_far_ahead(known, clocks.unix_us) and clocks.monotonic - self._warned >= RISE:
-                self._warned = clocks.monotonic
-                _LOG.warning("epoch %d of %s is more than a day ahead of this clock, and not believed", known, self._subject)
-            self._outbox.note_server_limit(self._nats.max_payload)
-            answer = self._outbox.answer(request, clocks)
-        except RefusedError as refused:
-            self.counters.answers_refused += 1
-            await self._refuse(question.reply, refused)
-            return
-        if answer.kind == "missing":
-            self.counters.answers_missing += 1
-        else:
-            self.counters.answers_full += 1
-        sending = asyncio.create_task(self._send_chunks(question.reply, answer.chunks))
-        self._answers.add(sending)
-        sending.add_done_callback(self._answers.discard)
-
-    async def _send_chunks(self, reply_to: str, chunks: list[bytes]) -> None:
-        try:
-            for chunk in chunks:
-                await self._nats.publish(reply_to, chunk)
-        except (nats.errors.Error, OSError) as error:
-            # The daemon asks again.
-            _LOG.debug("a resync answer was cut short: %s", error)
-
-    async def _refuse(self, reply_to: str, refused: RefusedError) -> None:
-        headers = {ERROR_HEADER: refused.text, ERROR_CODE_HEADER: str(refused.code)}
-        try:
-            await self._nats.publish(reply_to, headers=headers)
-        except (nats.errors.Error, OSError) as error:
-            _LOG.debug("a resync was not answered: %s", error)
-
 
 _EVENT_TYPES: Final = (Stored, StoredByLineage, Removed, Resumable, Cleared, Doubted, Goodbye)
-
-
-def _clocks() -> Clocks:
-    return Clocks(time.monotonic(), time.time_ns() // 1000)

@@ -26,12 +26,13 @@ from typing import Any, TypeVar
 from nats.aio.client import Client
 
 from . import client as _client
+from ._publish.counters import PublisherCounters
 from ._publish.options import PublisherOptions
 from .errors import RefusedError
 from .events import Cursor, Tier
 from .models import DEFAULT_TENANT
 from .profile import Profile
-from .publisher import PATIENCE, Events, PublisherCounters
+from .publisher import PATIENCE, Events
 from .publisher import Publisher as _AsyncPublisher
 from .queries import Query
 from .subjects import PREFIX

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 from processes import PATIENCE, Broker
-from world import NAMESPACE, options, world
+from world import NAMESPACE, World, eventually, options, world
 
 import kvatlas
 import kvatlas.sync
@@ -138,6 +138,67 @@ async def test_another_link_does_not_take_what_the_lost_one_had(broker: Broker) 
         broker.start()
         with pytest.raises(kvatlas.NotSentError):
             await waiting
+
+
+async def _relinked(here: World, publisher: Publisher, broker: Broker) -> None:
+    """Publishes to a broker that takes nothing, and has the connection made anew."""
+    broker.pause()
+    sent = publisher.counters.batches_sent
+    await publisher.publish(Stored([1]))
+    while publisher.counters.batches_sent == sent:
+        await asyncio.sleep(0.005)
+    broker.kill()
+    await here.disconnected()
+    broker.start()
+
+    async def is_connected() -> bool:
+        return here.nats.is_connected
+
+    await eventually("there is another link", is_connected)
+
+
+async def test_what_was_lost_with_a_link_before_a_flush_is_told_once(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        publisher = await here.publisher(heartbeat_interval=60.0)
+        await _relinked(here, publisher, broker)
+        with pytest.raises(kvatlas.NotSentError, match="may not have arrived"):
+            await publisher.flush()
+        assert (await publisher.flush()).seq == 1
+
+
+async def test_a_link_that_is_lost_after_a_flush_takes_nothing_back(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        publisher = await here.publisher(heartbeat_interval=60.0)
+        await publisher.publish(Stored([1]))
+        await publisher.flush()
+        broker.kill()
+        await here.disconnected()
+        broker.start()
+        await publisher.publish(Stored([2]))
+        assert (await publisher.flush()).seq == 2
+
+
+async def test_a_goodbye_needs_nothing_of_before(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        publisher = await here.publisher(heartbeat_interval=60.0)
+        await _relinked(here, publisher, broker)
+        await publisher.say_goodbye()
+
+
+async def test_failures_are_logged_more_and_more_rarely(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+
+        async def failing(*_arguments: object, **_rest: object) -> None:
+            raise OSError("lost")
+
+        here.way.publish = failing  # type: ignore[method-assign]
+        publisher = await here.publisher(heartbeat_interval=60.0)
+        for number in range(9):
+            await publisher.publish(Stored([number]))
+        with pytest.raises(kvatlas.NotSentError):
+            await publisher.flush()
+        assert publisher.counters.batches_failed == 9
+        assert sum("not sent" in record.message for record in caplog.records) == 4
 
 
 async def test_batches_that_the_broker_refuses_are_counted_and_told_once(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 
+import msgpack
 import pytest
 from processes import Broker, Daemon, running
 from world import NAMESPACE, eventually, hashes, options, world
@@ -298,3 +301,28 @@ async def test_a_new_epoch_can_begin_in_doubt(broker: Broker, daemon: Daemon) ->
         after = await publisher.flush()
         found = await here.applied(after)
         assert (found.blocks, list(found.degraded)) == (0, ["upstream_gap"])
+
+
+async def test_nothing_is_published_behind_a_goodbye(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        seen = await here.nats.subscribe(f"kvatlas.v1.events.{NAMESPACE}.gpu-0")
+        publisher = await here.publisher(heartbeat_interval=60.0, queue_batches_max=2)
+        leaving = asyncio.create_task(publisher.say_goodbye())
+        waiting = [asyncio.create_task(publisher.publish(Stored([number]))) for number in range(1, 9)]
+        with pytest.raises(kvatlas.StoppedError):
+            while True:
+                with contextlib.suppress(kvatlas.QueueFullError):
+                    publisher.try_publish(Stored([9]))
+                await asyncio.sleep(0)
+        for late in (publisher.begin_epoch, publisher.flush):
+            with pytest.raises(kvatlas.StoppedError):
+                await late()
+        await leaving
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(ends[-1], kvatlas.StoppedError)
+        await here.nats.flush()
+        batches = []
+        while seen.pending_msgs:
+            batches.append(msgpack.unpackb((await seen.next_msg(timeout=5)).data))
+        assert batches[-1]["events"] == [{"type": "goodbye"}]
+        assert len({batch["epoch"] for batch in batches}) == 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgpack
 import pytest
@@ -12,7 +15,10 @@ from processes import Broker, Daemon, running
 from world import NAMESPACE, RESYNC, eventually, hashes, question, world
 
 import kvatlas
-from kvatlas import Cleared, Removed, Stored, Tier
+from kvatlas import Cleared, PublisherCounters, PublisherOptions, Removed, Stored, Tier
+from kvatlas._publish import parking
+from kvatlas._publish.answering import Answering
+from kvatlas._publish.outbox import Answer, Clocks, Outbox, present_clocks
 
 
 async def test_a_lost_batch_is_given_from_the_ring(broker: Broker, daemon: Daemon) -> None:
@@ -276,7 +282,10 @@ async def _value(value: int) -> int:
     return value
 
 
-async def test_a_state_with_unknown_parents_is_not_given(broker: Broker, daemon: Daemon) -> None:
+async def test_a_state_with_unknown_parents_is_not_given(
+    broker: Broker, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "STATE_WAIT_MAX", parking.WAIT_MAX)
     async with world(broker.url) as here:
         publisher = await here.publisher(heartbeat_interval=60.0)
         await publisher.publish(Stored([12, 13], parent=11))
@@ -323,3 +332,66 @@ async def test_who_takes_up_an_epoch_gives_what_it_has_published(broker: Broker,
         await eventually("the full state is refused", lambda: _value(after.counters.answers_refused))
         status = await here.holder()
         assert status is None or not status.exact
+
+
+async def test_a_publisher_whose_epoch_rises_tells_all_daemons_at_once(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        seen = await here.nats.subscribe(f"kvatlas.v1.events.{NAMESPACE}.gpu-0")
+        await here.publisher(heartbeat_interval=3600.0)
+        known = time.time_ns() // 1000 + 3_600_000_000
+        await here.nats.publish(RESYNC, question(epoch=known), reply=here.nats.new_inbox())
+        batch = msgpack.unpackb((await seen.next_msg(timeout=10)).data)
+        assert (batch["epoch"], batch["seq"], batch["events"]) == (known + 1, 2, [])
+
+
+async def test_a_publisher_that_has_ended_by_an_error_answers_nobody(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        publisher = await here.publisher()
+
+        def failing(*_arguments: object) -> list[object]:
+            raise TypeError("of a test")
+
+        publisher._outbox.add = failing  # type: ignore[assignment,method-assign]
+        await publisher.publish(Stored([1]))
+        with pytest.raises(kvatlas.StoppedError):
+            await publisher.flush()
+        reply = await here.nats.request(RESYNC, question(), timeout=10)
+        assert reply.headers["Nats-Service-Error-Code"] == "503"
+
+
+async def test_one_full_state_answers_all_who_wait_and_leaves_before_the_next() -> None:
+    sent: list[str] = []
+    asked: list[asyncio.Task[None]] = []
+
+    class Connection:
+        max_payload = 1 << 20
+
+        async def publish(self, subject: str, *_payload: bytes) -> None:
+            sent.append(subject)
+
+    connection: Any = Connection()
+    outbox = Outbox(PublisherOptions(), 0, present_clocks())
+    answering = Answering(connection, "events", outbox, PublisherCounters(), lambda: None)
+    full = outbox.full
+
+    def ask(reply: str) -> None:
+        message: Any = SimpleNamespace(data=question(), reply=reply)
+        asked.append(asyncio.create_task(answering.take(message)))
+
+    def slow(clocks: Clocks) -> Answer:
+        sent.append("state")
+        if sent.count("state") == 1:
+            # It comes while the state is made.
+            ask("late")
+            asyncio.get_running_loop().call_soon(sent.append, "heartbeat")
+        return full(clocks)
+
+    outbox.full = slow  # type: ignore[method-assign]
+    for reply in ("one", "two", "three"):
+        ask(reply)
+    while "late" not in sent:
+        await asyncio.sleep(0)
+    assert sent[0] == "state" and sorted(sent[1:5]) == ["heartbeat", "one", "three", "two"]
+    assert sent[5:] == ["state", "late"]
+    await asyncio.gather(*asked)
+    answering.end()

@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..events import Cursor, Event
 from ..profile import Profile
 
 
+class Flushed(NamedTuple):
+    """The last batch at a flush, why one was not sent, and the link on which the first one since the last flush was handed over."""
+
+    cursor: Cursor
+    failure: str | None
+    link: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Answer when all calls before have been handed to NATS: the last batch, and why one was not sent."""
+    """Answer when all calls before have been handed to NATS."""
 
-    done: asyncio.Future[tuple[Cursor, str | None]]
+    done: asyncio.Future[Flushed]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Flush):
+    """Say goodbye, and answer as for a flush. Nothing behind it is published."""
 
 
 @dataclass(frozen=True, slots=True)
