@@ -18,6 +18,9 @@ const (
 	// A request that nobody listens to is sent again for this part of the patience: daemons whose server has gone are with another one soon.
 	nobodyParts    = 20
 	nobodyInterval = 20 * time.Millisecond
+	// A request is sent again on so many new links at most, for which it looks this often.
+	linksMax     = 5
+	linkInterval = 50 * time.Millisecond
 	// leeway is how long the connection may take, behind the end of a context, to say what it knows.
 	leeway = 20 * time.Millisecond
 )
@@ -121,7 +124,7 @@ func (c *Client) request(ctx context.Context, kind, namespace string, payload []
 	ctx, cancel := withPatience(ctx, c.patience)
 	defer cancel()
 	answer, err := within(ctx, func() (*nats.Msg, error) {
-		answer, err := c.ask(ctx, subject, payload)
+		answer, err := c.askTwice(ctx, subject, payload)
 		return answer, c.explained(err, subject, len(payload))
 	})
 	if err != nil {
@@ -145,15 +148,37 @@ func (c *Client) publish(ctx context.Context, subject string, payload []byte) er
 	return err
 }
 
-// ask asks, and again for a moment where nobody listens.
-func (c *Client) ask(ctx context.Context, subject string, payload []byte) (*nats.Msg, error) {
+// askTwice asks, and asks again after half of the patience: what was asked may be lost on the way, as may be its answer.
+func (c *Client) askTwice(ctx context.Context, subject string, payload []byte) (*nats.Msg, error) {
 	patience := c.patience
 	if deadline, has := ctx.Deadline(); has {
 		patience = time.Until(deadline)
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan ended[*nats.Msg], 2)
+	ask := func() {
+		answer, err := c.ask(ctx, subject, payload, patience)
+		answers <- ended[*nats.Msg]{answer, err}
+	}
+	go ask()
+	half := time.NewTimer(patience / 2)
+	defer half.Stop()
+	select {
+	case found := <-answers:
+		return found.value, found.err
+	case <-half.C:
+	}
+	go ask()
+	found := <-answers
+	return found.value, found.err
+}
+
+// ask asks, on each new link again, and again for a moment where nobody listens.
+func (c *Client) ask(ctx context.Context, subject string, payload []byte, patience time.Duration) (*nats.Msg, error) {
 	before := c.connection.LastError()
 	for begun := time.Now(); ; {
-		answer, err := c.send(ctx, subject, payload)
+		answer, err := c.sendOnEachLink(ctx, subject, payload)
 		if last := c.connection.LastError(); err != nil && last != before && isRefusal(last, "Publish", subject) {
 			return nil, fmt.Errorf("%w: %v", ErrNotPermitted, last)
 		}
@@ -162,6 +187,30 @@ func (c *Client) ask(ctx context.Context, subject string, payload []byte) (*nats
 		}
 		if pause(ctx, nobodyInterval) != nil {
 			return nil, err
+		}
+	}
+}
+
+// sendOnEachLink sends a request, and again on each new link, a few times at most: the request may be what ends each of them. A link that is lost
+// takes requests and answers with it.
+func (c *Client) sendOnEachLink(ctx context.Context, subject string, payload []byte) (*nats.Msg, error) {
+	for links := 0; ; links++ {
+		link := c.connection.Stats().Reconnects
+		sending, cancel := context.WithCancel(ctx)
+		if links < linksMax {
+			go func() {
+				for pause(sending, linkInterval) == nil {
+					if c.connection.Stats().Reconnects != link {
+						cancel()
+					}
+				}
+			}()
+		}
+		answer, err := c.send(sending, subject, payload)
+		isAnother := err != nil && sending.Err() != nil && ctx.Err() == nil
+		cancel()
+		if !isAnother {
+			return answer, err
 		}
 	}
 }

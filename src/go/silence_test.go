@@ -146,3 +146,51 @@ func TestLossWithALinkIsToldByTheNextFlush(t *testing.T) {
 		t.Errorf("daemons have the goodbye: %v", err)
 	}
 }
+
+func TestRequestIsSentAgainOnAnotherLinkAndAfterHalfOfThePatience(t *testing.T) {
+	address := startBroker(t)
+	line := &lossyLine{}
+	connection, err := nats.Connect(address, nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.SetCustomDialer(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(connection.Close)
+	daemon := connect(t, address)
+	asked := make(chan *nats.Msg, 8)
+	if _, err := daemon.ChanSubscribe("kvatlas.v1.query."+namespace, asked); err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	query := func(patience time.Duration) chan error {
+		ended := make(chan error, 1)
+		go func() {
+			client, err := NewClient(connection, ClientOptions{Patience: patience})
+			if err == nil {
+				_, err = client.Query(context.Background(), namespace, Query{SequenceHashes: []uint64{1}})
+			}
+			ended <- err
+		}()
+		return ended
+	}
+	line.loses.Store(true)
+	ended := query(time.Hour)
+	refusal := nats.NewMsg("")
+	refusal.Header.Set(errorCodeHeader, "404")
+	select {
+	case question := <-asked:
+		if err := question.RespondMsg(refusal); err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the request was lost with its link")
+	}
+	if err := <-ended; !errors.Is(err, ErrUnknownNamespace) {
+		t.Errorf("the answer: %v", err)
+	}
+	if err := <-query(200 * time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("nobody answers: %v", err)
+	}
+	same(t, "the requests that nobody answers", len(asked), 2)
+}

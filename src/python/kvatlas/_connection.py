@@ -22,8 +22,10 @@ from .errors import NotPermittedError, NotSentError
 
 _T = TypeVar("_T")
 
-_PAUSE: Final = 0.05
-"""Pause between two looks at whether the connection stands."""
+LOOK_INTERVAL: Final = 0.05
+"""Seconds between two looks at whether the connection stands."""
+_AGAIN_MAX: Final = 5
+"""Times that a request is sent again, at most: it may be what ends each link."""
 _PINGS: Final = 2
 """Pings behind what was published. The client writes a ping at once, and messages a moment later: the first may overtake them."""
 _PING_PATIENCE: Final = 3600.0
@@ -246,7 +248,7 @@ async def unless_refused(
         refused.set_result(known)
     refusals.hear(hear)
     asked = asyncio.ensure_future(asking)
-    asked.add_done_callback(_end)
+    asked.add_done_callback(forgive)
     try:
         either: tuple[asyncio.Future[Any], ...] = (asked, refused)
         await asyncio.wait(either, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -271,7 +273,7 @@ async def confirm(connection: Client, patience: float) -> None:
             raise NotSentError("NATS: the connection is closed")
         if time.monotonic() >= deadline:
             raise NotSentError(f"NATS: there is no connection")
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(LOOK_INTERVAL)
     link = link_of(connection)
     for _ in range(_PINGS):
         if not await _is_answered(connection, link, deadline):
@@ -283,9 +285,9 @@ async def _is_answered(connection: Client, link: int, deadline: float) -> bool:
     # Unlike `flush`, `rtt` always waits for the pong; earlier clients have only a `flush` that does.
     ping: Callable[..., Coroutine[Any, Any, Any]] = getattr(connection, "rtt", connection.flush)
     answer = asyncio.ensure_future(ping(timeout=_PING_PATIENCE))
-    answer.add_done_callback(_end)
+    answer.add_done_callback(forgive)
     while (left := deadline - time.monotonic()) > 0:
-        await asyncio.wait([answer], timeout=min(left, _PAUSE))
+        await asyncio.wait([answer], timeout=min(left, LOOK_INTERVAL))
         if answer.done():
             try:
                 answer.result()
@@ -303,7 +305,7 @@ async def _is_answered(connection: Client, link: int, deadline: float) -> bool:
 async def error_of(doing: Coroutine[Any, Any, None], patience: float) -> Exception | None:
     """Why something was not done in time; none where it was. The client may swallow that it is cancelled, so its end is not waited for."""
     done = asyncio.ensure_future(doing)
-    done.add_done_callback(_end)
+    done.add_done_callback(forgive)
     await asyncio.wait([done], timeout=patience)
     if not done.done():
         done.cancel()
@@ -315,8 +317,8 @@ async def error_of(doing: Coroutine[Any, Any, None], patience: float) -> Excepti
     return None
 
 
-def _end(answer: asyncio.Future[Any]) -> None:
-    """Nobody may be there any more to hear of an error."""
+def forgive(answer: asyncio.Future[Any]) -> None:
+    """Takes note of an error that nobody may be there for any more to hear of."""
     if not answer.cancelled():
         answer.exception()
 
@@ -324,3 +326,23 @@ def _end(answer: asyncio.Future[Any]) -> None:
 def link_of(connection: Client) -> int:
     """The number of the connection's present link to a server."""
     return int(connection.stats["reconnects"])
+
+
+class Again:
+    """When a request is to be sent again: on each new link, and once after half of the patience."""
+
+    def __init__(self, connection: Client, patience: float) -> None:
+        self._nats = connection
+        self._link = link_of(connection)
+        self._late_at = time.monotonic() + patience / 2
+        self._left = _AGAIN_MAX
+
+    def is_due(self) -> bool:
+        """Whether it is, which is told once."""
+        link, is_late = link_of(self._nats), time.monotonic() >= self._late_at
+        if self._left == 0 or (link == self._link and not is_late):
+            return False
+        self._link, self._left = link, self._left - 1
+        if is_late:
+            self._late_at = float("inf")
+        return True

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from ._checks import all_of, check_type
-from ._connection import Connection, error_of, refusals_of, unless_refused
+from ._connection import LOOK_INTERVAL, Again, Connection, error_of, forgive, refusals_of, unless_refused
 from .errors import (
     ConnectionFailedError,
     InvalidValueError,
@@ -351,6 +351,25 @@ class QueryClient:
         return reply
 
     async def _ask(self, subject: str, payload: bytes, patience: float) -> Msg:
+        """Asks, and again on each new link, and after half of the patience: a link that is lost takes questions and answers with it."""
+        deadline, again = time.monotonic() + patience, Again(self._nats, patience)
+        asking = [asyncio.create_task(self._ask_once(subject, payload, patience))]
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                if again.is_due():
+                    asking.append(asyncio.create_task(self._ask_once(subject, payload, left)))
+                done, _ = await asyncio.wait(
+                    asking, timeout=min(left, LOOK_INTERVAL), return_when=asyncio.FIRST_COMPLETED
+                )
+                for asked in done:
+                    return asked.result()
+            raise asyncio.TimeoutError
+        finally:
+            for asked in asking:
+                asked.add_done_callback(forgive)
+                asked.cancel()
+
+    async def _ask_once(self, subject: str, payload: bytes, patience: float) -> Msg:
         """Asks, and again for a moment where nobody listens: daemons whose server has gone are with another one soon."""
         asked = time.monotonic()
         while True:

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from ._connection import LOOK_INTERVAL, Again
 from .errors import (
     NoDaemonError,
     RefusedError,
@@ -175,21 +176,24 @@ async def _collect(
 ) -> None:
     """Asks, and collects replies until the last one, or until the patience ends.
 
-    Where nobody listens it asks again for a moment: daemons whose server has gone are with another one soon.
+    Where nobody listens it asks again for a moment: daemons whose server has gone are with another one soon. It asks again on each new
+    link, and after half of the patience: a link that is lost takes questions and answers with it.
 
     :raises NoDaemonError: if no shard listens.
     """
     asked = time.monotonic()
-    deadline = asked + patience
+    deadline, again = asked + patience, Again(connection, patience)
     inbox = connection.new_inbox()
     replies = await connection.subscribe(inbox, pending_msgs_limit=REPLIES_MAX)
     try:
         await connection.publish(subject, payload, reply=inbox)
         while (left := deadline - time.monotonic()) > 0:
+            if again.is_due():
+                await connection.publish(subject, payload, reply=inbox)
             try:
-                reply = await replies.next_msg(left)
+                reply = await replies.next_msg(min(left, LOOK_INTERVAL))
             except asyncio.TimeoutError:
-                break
+                continue
             if (reply.headers or {}).get("Status") == "503":
                 if time.monotonic() - asked >= patience / NOBODY_PARTS:
                     raise NoDaemonError(subject)

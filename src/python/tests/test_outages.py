@@ -277,6 +277,30 @@ async def test_nothing_waits_for_ever_on_a_silent_broker(broker: Broker) -> None
 
 
 @pytest.mark.parametrize("gathering", [False, True])
+async def test_a_request_is_sent_again_on_another_link(broker: Broker, gathering: bool) -> None:
+    async with kvatlas.connect(broker.url) as connection, kvatlas.connect(broker.url) as daemon:
+        silent = await daemon.subscribe(f"kvatlas.v1.{'shards.' * gathering}query.{NAMESPACE}")
+        await daemon.flush()
+        client = QueryClient(connection, patience=LONG, gathering=gathering)
+        asking = asyncio.create_task(client.query(NAMESPACE, Query.by_sequence_hashes([1])))
+        await silent.next_msg(PATIENCE)
+        broker.kill()
+        broker.start()
+        await silent.next_msg(PATIENCE)
+        asking.cancel()
+
+
+@pytest.mark.parametrize("gathering", [False, True])
+async def test_a_request_is_sent_again_after_half_of_the_patience(broker: Broker, gathering: bool) -> None:
+    async with kvatlas.connect(broker.url) as connection:
+        silent = await connection.subscribe(f"kvatlas.v1.{'shards.' * gathering}query.{NAMESPACE}")
+        client = QueryClient(connection, patience=0.4, gathering=gathering)
+        with pytest.raises(kvatlas.TimedOutError):
+            await client.query(NAMESPACE, Query.by_sequence_hashes([1]))
+        assert silent.pending_msgs == 2
+
+
+@pytest.mark.parametrize("gathering", [False, True])
 @pytest.mark.parametrize("user", ["engine", "deaf"])
 async def test_a_request_that_the_broker_refuses_does_not_wait(tmp_path: Path, user: str, gathering: bool) -> None:
     async with connected(tmp_path, user) as connection:
