@@ -1,6 +1,7 @@
 //! Rights that the NATS server takes away from the daemon while it runs, or does not give it at first.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kvatlas_client::QueryClient;
@@ -14,8 +15,8 @@ use serde_json::Value;
 use crate::support::jetstream::JETSTREAM;
 use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, by_sequence, config, engine, eventually, hashes, http_get, matches, namespace, reasons,
-    server, stored, stored_after, subjects, worker,
+    Client, PATIENCE, broker, by_sequence, config, engine, eventually, hashes, http_get, matches, namespace,
+    reasons, server, stored, stored_after, subjects, worker,
 };
 
 const GPU: &str = "gpu-0";
@@ -453,4 +454,43 @@ async fn a_busy_publisher_that_may_not_hear_questions_listens_again_when_it_may(
         () = asked => {}
     }
     daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_fails_if_the_connection_was_lost_behind_what_it_confirms() {
+    let broker = broker().await;
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let publisher = engine(nats.clone(), &subjects(), "gpu-0", PublisherOptions::default()).await;
+    let reconnect = async || {
+        let connects = || nats.statistics().connects.load(Ordering::Relaxed);
+        let before = connects();
+        nats.force_reconnect().await.unwrap();
+        eventually("the connection is back", async || {
+            (connects() > before).then_some(())
+        })
+        .await;
+    };
+    let publish = async |sent| {
+        publisher
+            .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
+            .await
+            .unwrap();
+        eventually("the client has it", async || {
+            (publisher.counters().batches_sent == sent).then_some(())
+        })
+        .await;
+    };
+    publish(1).await;
+    publisher.flush().await.unwrap();
+    reconnect().await;
+    publisher.flush().await.unwrap();
+    publish(2).await;
+    reconnect().await;
+    let lost = publisher.flush().await.unwrap_err().to_string();
+    assert!(lost.contains("may not have arrived"), "{lost}");
+    publisher.flush().await.unwrap();
+    publish(3).await;
+    reconnect().await;
+    // What was lost before a goodbye is of no use behind it.
+    publisher.say_goodbye().await.unwrap();
 }

@@ -76,9 +76,9 @@ impl Outbox {
         let mut table = self.table.take().ok_or_else(|| {
             unavailable("this publisher took up an epoch of another one and does not know the full state")
         })?;
-        table.expire(clocks.monotonic_us);
+        let is_settled = table.settle(clocks.monotonic_us);
         let doubts = self.doubts.union(table.doubts());
-        let encoded = table.state().map(|events| self.encode_state(events, doubts));
+        let encoded = is_settled.then(|| self.encode_state(table.state(), doubts));
         self.table = Some(table);
         encoded.ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))
     }
@@ -447,6 +447,11 @@ mod tests {
         // The parent never comes.
         let orphan = StoredBlocks::by_sequence(Some(SequenceHash(7000)), None, vec![SequenceHash(7001)]);
         outbox.add(Tier::DEVICE, vec![Event::Stored(orphan)], at(0));
+        for asked_us in [10, 1_000_009] {
+            let asked = outbox.answer(&request(5, 0, true), None, at(asked_us));
+            assert_eq!(asked.unwrap_err().code, ErrorCode::Unavailable);
+        }
+        assert_eq!(doubts(&mut outbox, at(1_000_010)), gap, "it is left out");
         assert_eq!(doubts(&mut outbox, at(60_000_000)), gap);
         // An event without doubts does not end the doubt about the blocks that were left out.
         let sealed = outbox.add(
@@ -515,5 +520,10 @@ mod tests {
         };
         let refused = outbox.answer(&other_rank, None, Clocks::default()).unwrap_err();
         assert_eq!(refused.code, ErrorCode::BadRequest);
+        // It knows the epochs that it begins.
+        outbox.begin_epoch(DegradedReasons::default(), Clocks::default());
+        let epoch = outbox.cursor.epoch;
+        let answer = outbox.answer(&request(epoch, 0, true), None, Clocks::default());
+        assert_eq!(answer.unwrap().kind, ResyncAnswerKind::Full);
     }
 }

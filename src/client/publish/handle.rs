@@ -350,7 +350,9 @@ impl HolderPublisher {
     /// Failures and refusals of batches are reported by the first call after them.
     ///
     /// - [`PublisherError::Stopped`] if the publisher has stopped;
-    /// - [`PublisherError::Connection`] if a batch could not be sent;
+    /// - [`PublisherError::Connection`] if a batch could not be sent, or if the connection was lost after the first events
+    ///   since the last call were handed to it: they may not have arrived. Daemons notice that, and ask for them, as long as
+    ///   the publisher lives;
     /// - [`PublisherError::TooLarge`] if a batch is larger than the server's messages may be;
     /// - [`PublisherError::Unanswered`] if the server has not answered for four seconds, or if it has not taken everything
     ///   within the [`patience`](PublisherOptions::patience);
@@ -384,7 +386,7 @@ impl HolderPublisher {
     ///
     /// # Errors
     ///
-    /// The errors of [`flush`](Self::flush).
+    /// The errors of [`flush`](Self::flush). A connection that was lost before the goodbye is no error.
     pub async fn say_goodbye(self) -> Result<(), PublisherError> {
         let farewell = async {
             self.publish(Tier::DEVICE, vec![Event::Goodbye]).await?;

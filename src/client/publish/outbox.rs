@@ -54,6 +54,9 @@ pub(super) struct Outbox {
     /// Table of the holder's blocks. `None` if the blocks of earlier batches are not known, or if the caller keeps the holder's
     /// blocks itself.
     pub(super) table: Option<BlockTable>,
+    /// Holder whose present epoch another process began, with whether its table is made with the next epoch: the blocks of
+    /// earlier batches are not known before. `None` if this publisher began the epoch.
+    taken_up: Option<(HolderId, bool)>,
     open: Option<OpenBatch>,
     /// Time at which the last batch got its number, in microseconds on the monotonic clock.
     numbered_us: Option<u64>,
@@ -88,9 +91,12 @@ impl Outbox {
             Beginning::Above(known) => (second_above(known, clocks.unix_us), true),
             Beginning::After(cursor) => (cursor, cursor.seq == 0),
         };
-        let table = (knows_blocks && has_table && options.answers_resyncs)
+        let keeps_table = has_table && options.answers_resyncs;
+        let table = (knows_blocks && keeps_table)
             .then(|| BlockTable::new(options.settings, id))
             .transpose()?;
+        let is_taken_up = matches!(options.beginning, Beginning::After(_));
+        let taken_up = is_taken_up.then(|| (id.clone(), keeps_table && !knows_blocks));
         Ok(Self {
             ring: Ring::of(&options, cursor.seq),
             profile: ToldProfile::new(options.profile.clone()),
@@ -100,6 +106,7 @@ impl Outbox {
             cursor,
             made_us: None,
             table,
+            taken_up,
             open: None,
             numbered_us: None,
             new_until_us: clocks.monotonic_us.saturating_add(RISE_US),
@@ -291,7 +298,7 @@ impl Outbox {
     /// - An earlier call began an epoch less than a minute ago. Without this pause, two living publishers of one holder
     ///   would begin higher and higher epochs without end.
     pub(super) fn rise_above(&mut self, known: u64, clocks: Clocks) -> bool {
-        let is_older = matches!(self.options.beginning, Beginning::After(_)) || self.has_left;
+        let is_older = self.taken_up.is_some() || self.has_left;
         let tolerated_us = match clocks.monotonic_us > self.new_until_us {
             true => SKEW_US,
             false => 0,
@@ -353,6 +360,10 @@ impl Outbox {
         self.ring = Ring::of(&self.options, 0);
         if let Some(table) = &mut self.table {
             table.clear();
+        }
+        if let Some((id, true)) = self.taken_up.take() {
+            // A table of one holder has room for it. Without one, full states are refused as before.
+            self.table = BlockTable::new(self.options.settings, &id).ok();
         }
         self.doubts = DegradedReasons::default();
         self.profile.begin_epoch();
@@ -459,7 +470,7 @@ mod tests {
         let back = outbox.seal(at(40)).unwrap();
         assert!(back.cursor.epoch > last[0].cursor.epoch);
         assert_eq!(back.cursor.seq, 1);
-        let blocks = outbox.table.as_mut().unwrap().state().unwrap().count();
+        let blocks = outbox.table.as_mut().unwrap().state().count();
         assert_eq!(blocks, 1, "only what was stored since");
     }
 
@@ -479,7 +490,7 @@ mod tests {
         assert_eq!((batches[1].seq, batches[1].events.len()), (1, 0));
         assert!(batches[1].epoch > batches[0].epoch);
         assert!(outbox.doubts.is_empty());
-        assert_eq!(outbox.table.as_mut().unwrap().state().unwrap().count(), 0);
+        assert_eq!(outbox.table.as_mut().unwrap().state().count(), 0);
     }
 
     #[test]
@@ -496,7 +507,7 @@ mod tests {
         let next = decoded(&risen.seal(at(30)).unwrap());
         assert_eq!((next.epoch, next.seq, next.events.len()), (501, 2, 1));
         assert!(risen.ring.after(0).is_none() && risen.ring.after(1).is_some());
-        assert_eq!(risen.table.as_mut().unwrap().state().unwrap().count(), 1);
+        assert_eq!(risen.table.as_mut().unwrap().state().count(), 1);
         assert!(!risen.rise_above(600, at(40)), "the other one lives");
         assert!(risen.rise_above(MINUTE * 2, at(40 + MINUTE)));
         // A publisher that is no longer new may have been replaced by a younger process.

@@ -9,6 +9,9 @@ use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, HolderId, Tier}
 /// Maximum number of blocks in an event of a full state.
 const EVENT_BLOCKS_MAX: usize = 4096;
 
+/// Time for which daemons that ask wait for stored blocks to have their parent, in microseconds.
+const UNSETTLED_US: u64 = 1_000_000;
+
 /// The blocks of one holder.
 #[derive(Debug)]
 pub(super) struct BlockTable {
@@ -16,6 +19,9 @@ pub(super) struct BlockTable {
     /// Whether the table lacks blocks that the holder may still have, for example because there was no room for them.
     /// This ends only when all blocks are cleared.
     is_short: bool,
+    /// Time at which a daemon first asked while stored blocks waited for their parent, in microseconds; `None` if none waited
+    /// at the last question.
+    unsettled_us: Option<u64>,
 }
 
 impl BlockTable {
@@ -24,6 +30,7 @@ impl BlockTable {
         Ok(Self {
             writer: index.register(id)?,
             is_short: false,
+            unsettled_us: None,
         })
     }
 
@@ -47,15 +54,21 @@ impl BlockTable {
         }
     }
 
-    /// Drops stored blocks that have waited for their parent for too long. `now_us` is as in [`Self::apply`].
-    pub(super) fn expire(&mut self, now_us: u64) {
+    /// Whether a daemon that asks can be given [`Self::state`]. It cannot while stored blocks wait for their parent. If some
+    /// still wait a second after a daemon has first asked, the state leaves them out from then on, and is short. `now_us` is
+    /// as in [`Self::apply`].
+    pub(super) fn settle(&mut self, now_us: u64) -> bool {
         self.is_short |= self.writer.expire_parked(now_us).is_short();
+        let is_waiting = self.writer.status().parked_events.load() > 0;
+        let since_us = is_waiting.then(|| self.unsettled_us.unwrap_or(now_us));
+        self.unsettled_us = since_us;
+        let has_waited = since_us.is_some_and(|since_us| now_us.saturating_sub(since_us) >= UNSETTLED_US);
+        self.is_short |= has_waited;
+        !is_waiting || has_waited
     }
 
-    /// Returns all blocks of the holder, parents first. `None` if a stored block still waits for its parent, which
-    /// happens only for short times.
-    pub(super) fn state(&mut self) -> Option<impl Iterator<Item = (Tier, Event)> + '_> {
-        let is_settled = self.writer.status().parked_events.load() == 0;
-        is_settled.then(|| self.writer.dump_events(EVENT_BLOCKS_MAX))
+    /// Returns all blocks of the holder, parents first.
+    pub(super) fn state(&mut self) -> impl Iterator<Item = (Tier, Event)> + '_ {
+        self.writer.dump_events(EVENT_BLOCKS_MAX)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use async_nats::connection::State;
 use async_nats::{Client, HeaderMap, Message, Subject, Subscriber};
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -18,6 +19,7 @@ use crate::clock::unix_time_us;
 use super::epochs::is_far_ahead;
 use super::error::PublisherError;
 use super::handle::PublisherShared;
+use super::options::Transport;
 use super::outbox::{Clocks, Outbox, SealedBatch};
 use super::state::SharedState;
 use super::transport::{SendError, send};
@@ -81,6 +83,9 @@ pub(super) struct Task {
     beats_until: Option<Instant>,
     /// Error of a batch that could not be sent, kept until a flush reports it.
     failure: Option<SendError>,
+    /// Number of the connection to which the first events since the last flush were handed. `None` if there are none, or if
+    /// they wait for a connection.
+    connection: Option<u64>,
     /// Time at which the log last told of an epoch that lies too far ahead.
     warned_at: Option<Instant>,
 }
@@ -125,6 +130,7 @@ impl Task {
             heartbeat_at,
             beats_until: None,
             failure: None,
+            connection: None,
             warned_at: None,
         }
     }
@@ -284,13 +290,16 @@ impl Task {
                 let sealed = self.outbox.seal(self.clocks());
                 self.send_all(sealed).await;
                 let failed = self.failure.take().map_or(Ok(()), Err);
-                let sent = failed.map_err(PublisherError::from).map(|()| self.outbox.cursor);
+                let flush = Flush {
+                    sent: failed.map_err(PublisherError::from).map(|()| self.outbox.cursor),
+                    connection: self.connection.take(),
+                    is_asked: !self.outbox.has_left,
+                };
                 // The server may take long to answer. Another task waits for it, so that this task can answer daemons.
                 tokio::spawn(finish_flush(
                     self.nats.clone(),
                     Arc::clone(&self.shared),
-                    sent,
-                    !self.outbox.has_left,
+                    flush,
                     reply,
                 ));
             }
@@ -306,6 +315,9 @@ impl Task {
                 continue;
             }
             let transport = self.outbox.options.transport;
+            if !batch.is_heartbeat {
+                self.note_connection();
+            }
             let sent = send(&self.nats, transport, &self.subject, self.outbox.rank, &batch).await;
             let counters = &self.shared.counters;
             let counter = match &sent {
@@ -324,6 +336,19 @@ impl Task {
             }
             self.note_cursor(batch.cursor);
             self.heartbeat_at = Instant::now() + self.outbox.options.heartbeat_interval;
+        }
+    }
+
+    /// Notes the connection to which events are handed. A stream acknowledges them, so that nothing need be noted. Events
+    /// before a goodbye are of no use to daemons that have the goodbye.
+    fn note_connection(&mut self) {
+        let is_unacknowledged = self.outbox.options.transport == Transport::Core;
+        if is_unacknowledged && self.nats.connection_state() == State::Connected {
+            let present = connection_of(&self.nats);
+            match self.outbox.has_left {
+                true => self.connection = Some(present),
+                false => self.connection = self.connection.or(Some(present)),
+            }
         }
     }
 
@@ -454,13 +479,38 @@ impl Task {
     }
 }
 
-/// Waits until the server has processed the messages that were sent, and then answers a flush. `is_asked` is `false`
-/// after a goodbye, when daemons ask the publisher no questions.
+/// Batches that a flush waits for.
+struct Flush {
+    /// Last batch, or the error of one that could not be sent.
+    sent: Result<BatchCursor, PublisherError>,
+    /// Number of the connection to which the first events were handed; `None` if none were handed to one.
+    connection: Option<u64>,
+    /// Whether daemons ask the publisher questions. After a goodbye, they ask none.
+    is_asked: bool,
+}
+
+impl Flush {
+    /// Fails if the connection was lost since the first events were handed to it: they may be lost with it.
+    fn check_connection(&self, nats: &Client) -> Result<(), PublisherError> {
+        match self.connection.is_none_or(|number| number == connection_of(nats)) {
+            true => Ok(()),
+            false => Err(PublisherError::Connection(
+                "it was lost after events were handed to it; they may not have arrived".to_owned(),
+            )),
+        }
+    }
+}
+
+/// Returns the number of the present connection of a client, or of its last one.
+fn connection_of(nats: &Client) -> u64 {
+    nats.statistics().connects.load(Ordering::Relaxed)
+}
+
+/// Waits until the server has processed the messages that were sent, and then answers a flush.
 async fn finish_flush(
     nats: Client,
     shared: Arc<PublisherShared>,
-    sent: Result<BatchCursor, PublisherError>,
-    is_asked: bool,
+    flush: Flush,
     mut reply: oneshot::Sender<Result<BatchCursor, PublisherError>>,
 ) {
     let flushed = tokio::select! {
@@ -469,10 +519,11 @@ async fn finish_flush(
     };
     let flushed = flushed.map_err(|error| PublisherError::Connection(error.to_string()));
     let looked_at = match &shared.refusals {
-        Some(refusals) if flushed.is_ok() => refusals.look(&nats, is_asked).await,
+        Some(refusals) if flushed.is_ok() => refusals.look(&nats, flush.is_asked).await,
         _ => Ok(()),
     };
-    let outcome = sent.and_then(|cursor| flushed.and(looked_at).map(|()| cursor));
+    let arrived = flushed.and(looked_at).and(flush.check_connection(&nats));
+    let outcome = flush.sent.and_then(|cursor| arrived.map(|()| cursor));
     // A caller that no longer waits is no fault.
     let _ = reply.send(outcome);
 }
