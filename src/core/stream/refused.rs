@@ -28,6 +28,10 @@ const RANKS_MAX: usize = 64;
 /// its holder shows what was lost.
 const UNREAD_US_MIN: u64 = 1_500_000;
 
+/// Time for which a dropped batch of a publisher counts that may have ended, in microseconds. It is the silence after
+/// which one of two publishers of a holder counts as gone.
+const BRIEF_US: u64 = 3_000_000;
+
 /// Holders of one namespace whose batches are dropped, so that their blocks are unknown. They count among the doubtful
 /// holders of the namespace.
 #[derive(Debug, Default)]
@@ -128,17 +132,25 @@ struct RefusedWorker {
     since_us: u64,
     /// Reason why the last batch was dropped, in one word.
     reason: &'static str,
-    /// Time of the last dropped batch, for each listed rank or group of ranks. In microseconds, on a clock that does
-    /// not run backwards.
-    last_us: BTreeMap<RefusedRank, u64>,
+    /// Last dropped batch of each listed rank or group of ranks.
+    last: BTreeMap<RefusedRank, LastDropped>,
+}
+
+/// Last dropped batch of a rank, or of a group of ranks.
+#[derive(Debug, Clone, Copy)]
+struct LastDropped {
+    /// Time in microseconds, on a clock that does not run backwards.
+    at_us: u64,
+    /// Time for which the batch counts, in microseconds; `None` for as long as a silent holder is kept.
+    kept_us: Option<u64>,
 }
 
 impl RefusedWorker {
     /// Returns the entry of a rank. The ranks beyond the first [`RANKS_MAX`] ones share an entry.
     fn part(&self, rank: Rank) -> RefusedRank {
         let part = RefusedRank::Rank(rank);
-        let has_room = || self.last_us.range(..RefusedRank::Further).count() < RANKS_MAX;
-        match self.last_us.contains_key(&part) || has_room() {
+        let has_room = || self.last.range(..RefusedRank::Further).count() < RANKS_MAX;
+        match self.last.contains_key(&part) || has_room() {
             true => part,
             false => RefusedRank::Further,
         }
@@ -149,25 +161,30 @@ impl RefusedHolders {
     /// Records that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `reason`
     /// is the reason in one word. Returns whether this is the first dropped batch of the holder.
     pub fn note(&self, worker: &RefusedName, rank: Rank, reason: &'static str, at: RefusedAt) -> bool {
-        self.note_part(worker, reason, at, |known| known.part(rank))
+        self.note_part(worker, reason, at, None, |known| known.part(rank))
+    }
+
+    /// Records what [`Self::note`] does, of a publisher that may have ended. The record counts until the publisher would
+    /// have been silent for 3 seconds.
+    pub fn note_briefly(&self, worker: &RefusedName, rank: Rank, reason: &'static str, at: RefusedAt) {
+        self.note_part(worker, reason, at, Some(BRIEF_US), |known| known.part(rank));
     }
 
     /// Records that a batch was dropped because it cannot be read. `has_holders` says whether the batch's worker has
     /// holders.
     pub fn note_unread(&self, worker: &RefusedName, has_holders: bool, reason: &'static str, at: RefusedAt) {
-        let part = match has_holders {
-            true => RefusedRank::UnreadBeside,
-            false => RefusedRank::Unread,
+        let (part, kept_us) = match has_holders {
+            true => (RefusedRank::UnreadBeside, Some(UNREAD_US_MIN)),
+            false => (RefusedRank::Unread, None),
         };
-        self.note_part(worker, reason, at, |_| part);
+        self.note_part(worker, reason, at, kept_us, |_| part);
     }
 
     /// Notes that a message was dropped that may be of any worker. It counts for every worker, until `UNREAD_US_MIN` has
     /// passed.
     pub fn note_anybody(&self, reason: &'static str, at: RefusedAt) {
-        self.note_part(&RefusedName(ANYBODY.into()), reason, at, |_| {
-            RefusedRank::UnreadBeside
-        });
+        let (anybody, kept_us) = (RefusedName(ANYBODY.into()), Some(UNREAD_US_MIN));
+        self.note_part(&anybody, reason, at, kept_us, |_| RefusedRank::UnreadBeside);
     }
 
     fn note_part(
@@ -175,6 +192,7 @@ impl RefusedHolders {
         worker: &RefusedName,
         reason: &'static str,
         at: RefusedAt,
+        kept_us: Option<u64>,
         part: impl FnOnce(&RefusedWorker) -> RefusedRank,
     ) -> bool {
         let mut refused = self.workers.write();
@@ -189,7 +207,8 @@ impl RefusedHolders {
         };
         known.reason = reason;
         let part = part(known);
-        let is_first = known.last_us.insert(part, at.listened_us).is_none();
+        let at_us = at.listened_us;
+        let is_first = known.last.insert(part, LastDropped { at_us, kept_us }).is_none();
         self.note_change(is_first)
     }
 
@@ -203,20 +222,27 @@ impl RefusedHolders {
 
     /// Forgets a holder that has left. Returns whether it was listed as a holder whose batches are dropped.
     pub fn forget(&self, worker: &RefusedName, rank: Rank) -> bool {
-        self.remove(worker.as_str(), &[RefusedRank::Rank(rank)])
+        self.remove(worker.as_str(), |part| part == RefusedRank::Rank(rank)) > 0
+    }
+
+    /// Forgets the dropped batches of one rank of a worker, or of all its ranks. Returns the number of entries that were
+    /// listed.
+    pub fn forget_all(&self, worker: &WorkerName, rank: Option<Rank>) -> u64 {
+        let is_meant = |part: RefusedRank| rank.is_none_or(|rank| part == RefusedRank::Rank(rank));
+        self.remove(worker.as_str(), is_meant)
     }
 
     /// Forgets the dropped batches of a holder that has been registered. Also forgets the unreadable batches of a
     /// worker that had no holder. If they are recent, the caller notes them again, as batches of a worker with holders.
     pub(crate) fn forget_registered(&self, id: &HolderId) {
         let parts = [RefusedRank::Rank(id.rank), RefusedRank::Unread];
-        self.remove(id.worker.as_str(), &parts);
+        self.remove(id.worker.as_str(), |part| parts.contains(&part));
     }
 
     /// Forgets each holder whose last dropped batch is too old at `now_us`. Returns whether any holder was forgotten.
     ///
-    /// Batches that cannot be read, of a worker with holders, are forgotten after `UNREAD_US_MIN`, and `step_us` for
-    /// the steps in which the clock is read. All others are forgotten after `kept_us`. `None` means never.
+    /// Batches that count for a time of their own are forgotten after this time, and `step_us` for the steps in which the
+    /// clock is read. All others are forgotten after `kept_us`. `None` means never.
     pub fn expire(&self, now_us: u64, step_us: u64, kept_us: Option<u64>) -> bool {
         if self.workers.read().is_empty() {
             return false;
@@ -224,17 +250,14 @@ impl RefusedHolders {
         let mut refused = self.workers.write();
         let mut has_changed = false;
         refused.retain(|_, known| {
-            let before = known.last_us.len();
-            known.last_us.retain(|part, last_us| {
-                let kept_us = match part {
-                    RefusedRank::UnreadBeside => Some(UNREAD_US_MIN + step_us),
-                    _ => kept_us,
-                };
-                let silent_us = now_us.saturating_sub(*last_us);
+            let before = known.last.len();
+            known.last.retain(|_, last| {
+                let kept_us = last.kept_us.map(|own_us| own_us + step_us).or(kept_us);
+                let silent_us = now_us.saturating_sub(last.at_us);
                 kept_us.is_none_or(|kept_us| silent_us <= kept_us)
             });
-            has_changed |= known.last_us.len() < before;
-            !known.last_us.is_empty()
+            has_changed |= known.last.len() < before;
+            !known.last.is_empty()
         });
         if refused.is_empty() {
             *refused = HashMap::new();
@@ -252,11 +275,11 @@ impl RefusedHolders {
         }
         let anybody = usize::from(refused.contains_key(ANYBODY));
         let holders = match workers {
-            None => refused.values().map(|known| known.last_us.len()).sum::<usize>() - anybody,
+            None => refused.values().map(|known| known.last.len()).sum::<usize>() - anybody,
             Some(workers) => {
                 let workers: HashSet<_> = workers.iter().collect();
                 let known = workers.iter().filter_map(|worker| refused.get(worker.as_str()));
-                known.map(|known| known.last_us.len()).sum()
+                known.map(|known| known.last.len()).sum()
             }
         };
         holders.max(anybody).max(refused.len() / WORKERS_MAX)
@@ -286,23 +309,23 @@ impl RefusedHolders {
         has_changed
     }
 
-    /// Removes entries of a worker from the list of dropped batches. Returns whether any of them was listed.
-    fn remove(&self, worker: &str, parts: &[RefusedRank]) -> bool {
+    /// Removes the entries of a worker for which `is_meant` holds from the list of dropped batches. Returns their number.
+    fn remove(&self, worker: &str, is_meant: impl Fn(RefusedRank) -> bool) -> u64 {
         if !self.workers.read().contains_key(worker) {
-            return false;
+            return 0;
         }
         let mut refused = self.workers.write();
         let Some(known) = refused.get_mut(worker) else {
-            return false;
+            return 0;
         };
-        let last_us = &mut known.last_us;
-        let before = last_us.len();
-        last_us.retain(|part, _| !parts.contains(part));
-        let has_changed = last_us.len() < before;
-        if last_us.is_empty() {
+        let before = known.last.len();
+        known.last.retain(|part, _| !is_meant(*part));
+        let removed = before - known.last.len();
+        if known.last.is_empty() {
             refused.remove(worker);
         }
-        self.note_change(has_changed)
+        self.note_change(removed > 0);
+        removed as u64
     }
 }
 
@@ -416,6 +439,33 @@ mod tests {
         assert!(refused.expire(last_us + 2_000_001, step_us, None));
         assert_eq!(refused.count(Some(&[worker(0)])), 0);
         assert_eq!(refused.count(None), 1, "a worker without a holder");
+    }
+
+    #[test]
+    fn who_may_have_ended_is_doubtful_until_its_silence_shows_it() {
+        let refused = RefusedHolders::default();
+        refused.note_briefly(&name(0), 3, "stale_epoch", at(7));
+        assert!(!refused.expire(8 + BRIEF_US, 1, None));
+        assert_eq!(refused.count(Some(&[worker(0)])), 1);
+        assert!(refused.expire(9 + BRIEF_US, 1, None));
+        assert_eq!(refused.count(None), 0);
+        refused.note_briefly(&name(0), 3, "stale_epoch", at(7));
+        refused.forget_registered(&id(3));
+        assert_eq!(refused.count(None), 0, "it has a holder now");
+    }
+
+    #[test]
+    fn what_an_operator_names_is_forgotten() {
+        let refused = RefusedHolders::default();
+        for rank in [0, 1, 2] {
+            refused.note(&name(0), rank, "other_settings", at(1));
+        }
+        refused.note_unread(&name(0), true, "undecodable", at(1));
+        refused.note(&name(1), 0, "other_settings", at(1));
+        assert_eq!(refused.forget_all(&worker(0), Some(1)), 1);
+        assert_eq!(refused.forget_all(&worker(0), Some(1)), 0);
+        assert_eq!(refused.forget_all(&worker(0), None), 3);
+        assert_eq!(refused.count(None), 1);
     }
 
     #[test]

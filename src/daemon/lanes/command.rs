@@ -11,7 +11,8 @@ use super::pool::{LanePool, PoolError};
 
 impl LanePool {
     /// Carries out an operator's command on the holders that `of` names, after all batches that their worker sent
-    /// earlier. Returns the number of these holders.
+    /// earlier. Returns the number of these holders. Publishers without a holder, whose batches are dropped, are forgotten as
+    /// holders are.
     pub(crate) async fn command(&self, of: &AdminHolder, command: HolderCommand) -> Result<u64, PoolError> {
         let worker = WorkerKey {
             namespace: of.namespace.clone(),
@@ -21,7 +22,14 @@ impl LanePool {
         let carry_out = move |lane: &mut Lane, worker: &WorkerKey| lane.command(worker, rank, command);
         // Commands are carried out one after the other.
         let done = self.on_worker_now(worker, LaneWork::Upkeep, carry_out)?;
-        done.await.map_err(|_| PoolError::LaneStopped)
+        let count = done.await.map_err(|_| PoolError::LaneStopped)?;
+        let refused = match (command, self.namespaces.get(&of.namespace)) {
+            (HolderCommand::Forget, Some(namespace)) => {
+                namespace.indexer.refused().forget_all(&of.worker, rank)
+            }
+            _ => 0,
+        };
+        Ok(count + refused)
     }
 }
 

@@ -85,9 +85,13 @@ impl Holder {
     /// counts as contested from now on.
     pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
         if let Some(Event::Goodbye) = batch.events.last() {
-            // The other publisher has gone by its own word.
+            // The other publisher has gone by its own word. If the believed one has been silent as well, the contest
+            // lasts until its next batch.
             if self.other.last.epoch == batch.epoch {
-                self.end_contest();
+                match context.clocks.listening_us.saturating_sub(self.heard_us) < SILENT_US {
+                    true => self.end_contest(),
+                    false => self.other.last_us = 0,
+                }
             }
             return;
         }
@@ -123,6 +127,17 @@ impl Holder {
     /// publisher says goodbye, the other one is left.
     pub(super) fn other_left(&self) -> Option<BatchCursor> {
         self.is_contested().then_some(self.other.last)
+    }
+
+    /// Whether a batch is the goodbye of the publisher that was believed before it fell silent. Its place is taken
+    /// already.
+    pub(super) fn has_outlived_leaver(&mut self, batch: &EventBatch) -> bool {
+        let is_goodbye = matches!(batch.events.last(), Some(Event::Goodbye));
+        is_goodbye
+            && self
+                .outlived
+                .take_if(|outlived| *outlived == batch.epoch)
+                .is_some()
     }
 
     /// Returns the reason `Contested` while two publishers claim the holder, and no reason otherwise.

@@ -8,7 +8,7 @@ use kvatlas_telemetry::labels::{DropReason, ResyncFailure};
 use super::held::{HeldBatches, NoRoom, ResyncNumber, is_of_dropped};
 use super::holder::{Afterwards, Context, Holder};
 use super::replace::remove_surplus;
-use super::sequence::{BatchAdmission, HighWater, ReceivedBatch, SequenceTracker, cursor_of};
+use super::sequence::{BatchAdmission, HighWater, ReceivedBatch, SequenceTracker, UNKNOWN_US, cursor_of};
 use super::standing::{BlocksChange, BlocksState, PublisherChange};
 
 /// Complete answer of a publisher to a resync request. Its chunks agree with each other and with the request.
@@ -264,7 +264,7 @@ impl Holder {
             self.writer.set_foreign_chain(is_foreign);
             self.tracker = SequenceTracker::resuming(answer.cursor);
             self.note_blocks(BlocksChange::Replaced);
-            self.high_water.made_us = answer.time_us.unwrap_or(u64::MAX);
+            self.high_water.made_us = answer.time_us.unwrap_or(UNKNOWN_US);
             let mut told = answer.batches.iter_mut().rev();
             let profile = told.find_map(|batch| batch.profile.take());
             self.note_profile(profile, answer.cursor.epoch);

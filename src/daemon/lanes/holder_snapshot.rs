@@ -11,7 +11,7 @@ use super::clock::now_us;
 use super::holder::Holder;
 use super::job::RestoreOrigin;
 use super::phase::Phase;
-use super::sequence::{HighWater, SequenceTracker};
+use super::sequence::{HighWater, SequenceTracker, UNKNOWN_US};
 use super::server_clock::ServerClock;
 use super::standing::BlocksChange;
 
@@ -125,10 +125,10 @@ impl Holder {
             self.note_blocks(BlocksChange::Missed);
         }
         // A stream redelivers batches that are part of the snapshot. They must not look like a restart of the
-        // publisher's numbering. If the snapshot has no time, the largest `u64` prevents this.
+        // publisher's numbering.
         self.high_water = HighWater {
             seen: cursor,
-            made_us: frame.made_us.unwrap_or(u64::MAX),
+            made_us: frame.made_us.unwrap_or(UNKNOWN_US),
         };
         if frame.made_us.is_some() && !reasons.contains(DegradedReason::Unverified) {
             self.writer.status().confirm(origin.generation);

@@ -187,8 +187,7 @@ impl Lane {
         let (key, mut holder) = match self.take_holder(sender, &received.batch, clocks) {
             Ok(taken) => taken,
             Err(refusal) => {
-                self.unheld
-                    .refuse(sender, &received.batch, &refusal, clocks.unix_us);
+                self.unheld.refuse(sender, &received.batch, &refusal, &clocks);
                 return false;
             }
         };
@@ -200,10 +199,7 @@ impl Lane {
         }
         match afterwards {
             Afterwards::Stays => self.current = Some((key, holder)),
-            Afterwards::Leaves => {
-                let other = holder.other_left();
-                self.retire_left(key, holder, other);
-            }
+            Afterwards::Leaves => self.retire_left(key, holder),
         }
         afterwards == Afterwards::Stays
     }
@@ -284,23 +280,32 @@ impl Lane {
     /// the holder back.
     pub(super) fn take_leave(&mut self, key: &HolderKey) {
         if let Some(holder) = self.holders.remove(key) {
-            let other = holder.other_left();
-            self.retire_left(key.clone(), holder, other);
+            self.retire_left(key.clone(), holder);
         }
     }
 
-    /// Removes a holder whose publisher has ended, and remembers it. `other` is the last batch of another publisher that
-    /// claims the holder too: answers say that it may have unknown blocks, until its next batch makes the holder anew.
-    fn retire_left(&self, key: HolderKey, holder: Box<Holder>, other: Option<BatchCursor>) {
-        let unix_us = self.parts.clock.unix_us();
+    /// Removes a holder whose publisher has said goodbye. If another publisher claims the holder too, answers say that it
+    /// may have unknown blocks, until its next batch makes the holder anew, or until it has been silent.
+    fn retire_left(&self, key: HolderKey, holder: Box<Holder>) {
+        let (unix_us, other) = (self.parts.clock.unix_us(), holder.other_left());
+        // The goodbye may have waited in the stream.
+        let said_us = match holder.seen_us {
+            0 => unix_us,
+            seen_us => unix_us.saturating_sub(now_us().saturating_sub(seen_us)),
+        };
         if other.is_some() {
             let (refused, worker) = (holder.writer.refused(), RefusedName::from(&key.0.worker));
             self.unheld
-                .note(refused, &worker, key.1, DropReason::StaleEpoch, unix_us);
+                .note_briefly(refused, &worker, key.1, DropReason::StaleEpoch, unix_us);
         }
+        self.retire(key, holder, Some(said_us), other);
+    }
+
+    /// Removes a holder whose publisher has ended, and remembers it.
+    fn retire(&self, key: HolderKey, holder: Box<Holder>, said_us: Option<u64>, other: Option<BatchCursor>) {
         let goodbye = Goodbye {
             at_us: now_us(),
-            unix_us,
+            said_us,
             known: holder.high_water,
             other,
         };
@@ -409,7 +414,7 @@ impl Lane {
         let why = NoHolder::EpochAhead(batch.epoch);
         self.put_back();
         let Some(holder) = self.holders.get_mut(&(sender.worker.clone(), batch.rank)) else {
-            self.unheld.refuse(sender, batch, &why, clocks.unix_us);
+            self.unheld.refuse(sender, batch, &why, &clocks);
             return false;
         };
         unheld::count(sender, batch, &why, false);
@@ -420,7 +425,8 @@ impl Lane {
 
     /// Drops a batch whose block size differs from the namespace's. If the batch's holder exists, and has received no
     /// batch of a higher epoch, removes the holder: the process that stored its blocks has ended. If it has, the batch
-    /// is of another publisher, which is believed once it has outlived the other one.
+    /// is of another publisher, which is believed once it has outlived the other one. Batches of the process that has ended
+    /// make no holder, as long as the other one goes on.
     ///
     /// Once the namespace has no holder left, a batch can replace the namespace by one with another block size.
     fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch, clocks: JobClocks) {
@@ -451,11 +457,12 @@ impl Lane {
         if is_late || (self.holders.contains_key(&key) && !is_outdated) {
             unheld::count(sender, batch, &why, false);
         } else {
-            self.unheld.refuse(sender, batch, &why, clocks.unix_us);
+            self.unheld.refuse(sender, batch, &why, &clocks);
+            goodbyes.renew(&key, batch, now_us());
         }
         // Removed last, so that answers know the blocks to be unknown all the time.
         if is_outdated && let Some(holder) = self.holders.remove(&key) {
-            self.retire_left(key, holder, None);
+            self.retire(key, holder, None, None);
         }
     }
 

@@ -30,6 +30,9 @@ pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
     }
 }
 
+/// Time of a batch that is not known. All earlier batches count as made before it.
+pub(super) const UNKNOWN_US: u64 = u64::MAX;
+
 /// High-water marks of a holder: the newest batch that it has received, whether applied or not, and the latest time of
 /// a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,7 +40,8 @@ pub(super) struct HighWater {
     /// Epoch and number of the newest batch. A resync answer that ends before this batch is not the whole state.
     pub(super) seen: BatchCursor,
     /// Latest time at which a batch of the newest epoch was made, by the publisher's clock, in microseconds. 0 if no
-    /// batch of this epoch had a time. The largest `u64` if an old snapshot does not tell the time.
+    /// batch of this epoch had a time. [`UNKNOWN_US`] if a snapshot or an answer does not tell the time: then the next
+    /// batch that is newer tells it.
     pub(super) made_us: u64,
 }
 
@@ -56,8 +60,11 @@ impl HighWater {
         if other.seen.epoch > self.seen.epoch {
             *self = other;
         } else if other.seen.epoch == self.seen.epoch {
+            self.made_us = match self.made_us {
+                UNKNOWN_US if other.seen > self.seen && other.made_us > 0 => other.made_us,
+                known_us => known_us.max(other.made_us),
+            };
             self.seen = self.seen.max(other.seen);
-            self.made_us = self.made_us.max(other.made_us);
         }
     }
 
@@ -177,6 +184,28 @@ mod tests {
         assert_eq!(tracker.admit(at(7, 5)), BatchAdmission::NewEpoch { missed: 4 });
         assert_eq!(tracker.admit(at(7, 9)), BatchAdmission::Gap { missed: 3 });
         assert_eq!(tracker.admit(at(8, 1)), BatchAdmission::NewEpoch { missed: 0 });
+    }
+
+    #[test]
+    fn a_time_that_an_answer_does_not_tell_is_that_of_the_next_newer_batch() {
+        let made = |seq, time_us| EventBatch {
+            time_us,
+            ..super::super::tests::batch(seq, Vec::new())
+        };
+        let mut known = HighWater {
+            seen: cursor_of(&made(18, None)),
+            made_us: UNKNOWN_US,
+        };
+        assert!(!known.is_numbered_anew(&made(17, Some(100))), "it may come late");
+        known.note(&made(17, Some(100)));
+        known.note(&made(19, None));
+        assert_eq!(known.made_us, UNKNOWN_US);
+        known.note(&made(20, Some(110)));
+        assert!(!known.is_numbered_anew(&made(17, Some(100))));
+        assert!(
+            known.is_numbered_anew(&made(1, Some(111))),
+            "the count has begun again"
+        );
     }
 
     #[test]

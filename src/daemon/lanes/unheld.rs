@@ -6,7 +6,7 @@
 //!
 //! | table | key | bound | beyond the bound | an entry ends with |
 //! |---|---|---|---|---|
-//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no entry | its holder, goodbye or silence; see below |
+//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no entry | its holder, goodbye, silence or a command; see below |
 //! | [`Strays`] | namespace that does not exist | 64 names | any name may be one of them | its namespace, or 300 seconds of silence |
 //! | [`Unreadable`] | worker | none, a Bloom filter | other workers are put in doubt without cause | 60 seconds |
 //! | [`Goodbyes`] | holder | 65,536 holders | the oldest entry is forgotten | 60 seconds |
@@ -38,6 +38,7 @@ use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::clock::now_us;
 use super::contest::is_fresh;
+use super::holder::JobClocks;
 use super::line::Sender;
 use super::liveness::ListeningClock;
 
@@ -141,6 +142,18 @@ impl Unheld {
         refused.note(worker, rank, reason.as_str(), self.refused_at(unix_us))
     }
 
+    /// Notes a dropped batch as [`Self::note`] does, of a publisher that may have ended.
+    pub(super) fn note_briefly(
+        &self,
+        refused: &RefusedHolders,
+        worker: &RefusedName,
+        rank: Rank,
+        reason: DropReason,
+        unix_us: u64,
+    ) {
+        refused.note_briefly(worker, rank, reason.as_str(), self.refused_at(unix_us));
+    }
+
     /// Notes that a message of a worker was dropped because it cannot be read. Answers then say that the worker may
     /// have unknown blocks. `has_holders` says whether the worker has holders. `reason` is the reason as metrics name it.
     pub(super) fn note_unread(
@@ -187,14 +200,21 @@ impl Unheld {
     }
 
     /// Counts and notes a batch for which there is no holder.
-    pub(super) fn refuse(&self, sender: &Sender, batch: &EventBatch, why: &NoHolder, unix_us: u64) {
-        let is_noted = match why {
-            // A fresh batch with a lower epoch comes from another publisher. An old one may be a redelivery.
-            NoHolder::Left(reason) => *reason == DropReason::StaleEpoch && is_fresh(batch, unix_us),
-            _ => true,
+    pub(super) fn refuse(&self, sender: &Sender, batch: &EventBatch, why: &NoHolder, clocks: &JobClocks) {
+        let (worker, unix_us) = (RefusedName::from(&sender.worker.worker), clocks.unix_us);
+        let is_first = match why {
+            NoHolder::Left(reason) => {
+                let is_goodbye = matches!(batch.events.last(), Some(Event::Goodbye));
+                // A new batch with a lower epoch comes from another publisher. An old one may be a redelivery.
+                let is_alive = clocks.is_new || is_fresh(batch, unix_us);
+                if *reason == DropReason::StaleEpoch && is_alive && !is_goodbye {
+                    let refused = sender.namespace.indexer.refused();
+                    self.note_briefly(refused, &worker, batch.rank, *reason, unix_us);
+                }
+                false
+            }
+            _ => self.note_batch(&sender.namespace, &worker, batch, why.reason(), unix_us),
         };
-        let worker = RefusedName::from(&sender.worker.worker);
-        let is_first = is_noted && self.note_batch(&sender.namespace, &worker, batch, why.reason(), unix_us);
         count(sender, batch, why, is_first);
     }
 }

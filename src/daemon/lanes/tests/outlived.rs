@@ -1,12 +1,13 @@
 //! Two publishers claim one holder, and the one that is believed falls silent.
 
-use kvatlas_core::wire::HolderId;
+use kvatlas_core::wire::{AdminHolder, HolderId};
 use kvatlas_telemetry::EventMetrics;
 
 use super::super::clock::LaneClock;
 use super::super::flow::Flows;
 use super::super::held::HoldingLimits;
 use super::super::holder::{Afterwards, Holder, JobClocks, LaneParts};
+use super::super::job::HolderCommand;
 use super::super::sequence::ReceivedBatch;
 use super::super::tally::BatchTally;
 use super::doubts::Scene;
@@ -46,8 +47,12 @@ impl Alone {
     }
 
     fn receive_at(&mut self, clocks: JobClocks, epoch: u64, seq: u64) -> (u64, DegradedReasons) {
+        self.take(clocks, in_epoch(epoch, seq, stores(seq * 10)))
+    }
+
+    fn take(&mut self, clocks: JobClocks, batch: EventBatch) -> (u64, DegradedReasons) {
         let received = ReceivedBatch {
-            batch: in_epoch(epoch, seq, stores(seq * 10)),
+            batch,
             generation: StreamGeneration::default(),
             bytes: 1,
         };
@@ -117,6 +122,34 @@ async fn nobody_else_is_believed_while_both_go_on() {
     };
     assert_eq!(alone.receive_at(late, 5, 21).0, 9);
     assert_eq!(alone.receive(33, 5, 22).0, 5);
+}
+
+#[tokio::test]
+async fn the_goodbye_of_a_publisher_that_was_outlived_changes_nothing() {
+    let mut alone = Alone::begin().await;
+    alone.receive(0, 9, 1);
+    for second in 1..6 {
+        alone.receive(second, 5, second);
+    }
+    let before = alone.receive(6, 5, 6);
+    assert_eq!(before, (5, DegradedReasons::of(DegradedReason::Gap)));
+    assert_eq!(alone.take(at(7), in_epoch(9, 2, vec![Event::Goodbye])), before);
+    assert_eq!(alone.receive(7, 5, 7), before);
+}
+
+#[tokio::test]
+async fn the_goodbye_of_the_other_one_leaves_a_silent_publisher_contested_until_its_next_batch() {
+    let contested = DegradedReasons::of(DegradedReason::Contested);
+    for (second, left) in [(3, DegradedReasons::default()), (4, contested)] {
+        let mut alone = Alone::begin().await;
+        alone.receive(1, 9, 1);
+        assert_eq!(alone.receive(second, 5, 1), (9, contested));
+        assert_eq!(
+            alone.take(at(second), in_epoch(5, 2, vec![Event::Goodbye])),
+            (9, left)
+        );
+        assert_eq!(alone.receive(second + 1, 9, 2).1, DegradedReasons::default());
+    }
 }
 
 /// Returns what is left when everything has been applied: the holder's reasons for doubt, `None` if there is no holder, and
@@ -201,4 +234,93 @@ async fn who_comes_back_with_the_right_time_after_a_goodbye_is_taken_at_once() {
     let later_us = now_us + 60_000_000;
     scene.receive(&made(later_us, later_us).encode()).await;
     assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn who_claimed_a_holder_and_has_ended_is_doubtful_for_some_seconds_or_until_it_is_forgotten() {
+    let scene = Scene::begin().await;
+    let refused = || scene.namespace().indexer.refused().count(None);
+    let leave = async |epoch| {
+        scene.receive(&in_epoch(epoch, 1, stores(10)).encode()).await;
+        scene.receive(&in_epoch(epoch - 4, 4, stores(20)).encode()).await;
+        scene
+            .receive(&in_epoch(epoch, 2, vec![Event::Goodbye]).encode())
+            .await;
+        assert_eq!(left(&scene).await, (None, 1));
+    };
+    leave(9).await;
+    // Listening time is real time.
+    while refused() > 0 {
+        scene.pool.tick(true);
+    }
+    leave(19).await;
+    let of = AdminHolder {
+        namespace: scene.holder.0.namespace.clone(),
+        worker: scene.holder.0.worker.clone(),
+        rank: None,
+    };
+    let forget = async || scene.pool.command(&of, HolderCommand::Forget).await.unwrap();
+    assert_eq!((forget().await, refused(), forget().await), (1, 0, 0));
+}
+
+#[tokio::test]
+async fn the_other_publisher_goes_on_behind_a_goodbye_also_if_it_was_not_known_to_be_alive() {
+    let scene = Scene::begin().await;
+    let old = |seq| EventBatch {
+        time_us: Some(1),
+        ..in_epoch(5, seq, stores(20))
+    };
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    scene.receive(&old(4).encode()).await;
+    assert!(scene.reasons().await.is_empty(), "it may be a redelivery");
+    scene
+        .receive(&in_epoch(9, 2, vec![Event::Goodbye]).encode())
+        .await;
+    assert_eq!(left(&scene).await, (None, 0));
+    scene.receive(&old(5).encode()).await;
+    assert_eq!(left(&scene).await, (None, 1));
+    scene.receive(&old(6).encode()).await;
+    assert!(scene.reasons().await.contains(DegradedReason::Gap));
+}
+
+#[tokio::test]
+async fn who_comes_back_with_a_slow_clock_is_doubtful_and_then_taken() {
+    let scene = Scene::begin().await;
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    scene
+        .receive(&in_epoch(9, 2, vec![Event::Goodbye]).encode())
+        .await;
+    let slow = |seq| EventBatch {
+        time_us: Some(seq),
+        ..in_epoch(5, seq, stores(20))
+    };
+    scene.receive(&slow(1).encode()).await;
+    assert_eq!(left(&scene).await, (None, 1));
+    scene.receive(&slow(2).encode()).await;
+    assert!(scene.reasons().await.contains(DegradedReason::Gap));
+    assert_eq!(left(&scene).await.1, 0);
+}
+
+#[tokio::test]
+async fn a_goodbye_that_was_read_late_counts_from_the_time_at_which_it_was_said() {
+    let scene = Scene::begin().await;
+    let subject = "kvatlas.v1.events.llama.gpu-0";
+    let now_us = kvatlas_client::unix_time_us();
+    let ahead = now_us + 30_000_000;
+    let long_ago = Duration::from_secs(60);
+    for batch in [
+        in_epoch(ahead, 1, stores(10)),
+        in_epoch(ahead, 2, vec![Event::Goodbye]),
+    ] {
+        let (generation, payload) = (scene.trust.generation(), batch.encode());
+        scene
+            .pool
+            .receive(subject, &payload, generation, long_ago, None)
+            .await;
+    }
+    assert_eq!(left(&scene).await.0, None);
+    // It began half a minute ago, and does not tell when it makes its batches.
+    let began = now_us - 30_000_000;
+    scene.receive(&in_epoch(began, 7, stores(20)).encode()).await;
+    assert!(scene.reasons().await.contains(DegradedReason::Gap));
 }

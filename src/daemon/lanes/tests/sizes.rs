@@ -186,3 +186,21 @@ async fn a_guessed_block_size_is_still_a_guess_after_a_restart() {
     restore_all(&before, &told).await;
     assert_eq!(known(&told), (16, vec![has("guessed", 0), has("told", 3)]));
 }
+
+#[tokio::test]
+async fn a_process_with_another_block_size_is_doubtful_as_long_as_the_one_before_it_goes_on() {
+    let pool = pool();
+    // The epochs lie ahead of the clock, so that batches without times count as made after all that was said.
+    let before = kvatlas_client::unix_time_us() + 3_600_000_000;
+    send(&pool, stores("a", 1, Some(16), 10)).await;
+    send(&pool, stores("w", before, Some(16), 20)).await;
+    for seq in 1..4 {
+        for (epoch, told) in [(before + 1, 32), (before, 16)] {
+            let sent = stores("w", epoch, Some(told), 20);
+            send(&pool, Sent { seq: seq + 1, ..sent }).await;
+            let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+            assert_eq!(known(&pool), (16, vec![has("a", 3)]), "{seq} {told}");
+            assert_eq!(namespace.indexer.refused().count(None), 1);
+        }
+    }
+}

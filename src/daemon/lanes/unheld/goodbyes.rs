@@ -10,21 +10,25 @@ use kvatlas_core::wire::{BatchCursor, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
 use super::super::line::HolderKey;
-use super::super::sequence::{HighWater, REMEMBERED_US};
+use super::super::sequence::{HighWater, REMEMBERED_US, cursor_of};
 
 /// Maximum number of goodbyes that are remembered. Beyond this number, the oldest are forgotten.
 const GOODBYES_MAX: usize = 65_536;
+
+/// Time after which it is noted again that a holder was removed for another process, in microseconds.
+const RENEWED_US: u64 = 1_000_000;
 
 /// Goodbye of a holder.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Goodbye {
     /// Time at which the goodbye came, by [`now_us`](super::super::clock::now_us).
     pub(in super::super) at_us: u64,
-    /// The same time, in microseconds since the Unix epoch.
-    pub(in super::super) unix_us: u64,
+    /// Time at which it was said, in microseconds since the Unix epoch. `None` if the publisher has said nothing: the holder
+    /// was removed for a process with another block size.
+    pub(in super::super) said_us: Option<u64>,
     /// Newest batch that the holder had received.
     pub(in super::super) known: HighWater,
-    /// Last batch of another publisher that claimed the holder too, and goes on.
+    /// Last batch of another publisher with a lower epoch: it claimed the holder too, or its batch has come since.
     pub(in super::super) other: Option<BatchCursor>,
 }
 
@@ -33,7 +37,7 @@ impl Goodbye {
     ///
     /// A batch of a lower epoch is of an ended process, unless one of these shows that its publisher goes on:
     ///
-    /// - It goes on behind the last batch of the other publisher that claimed the holder.
+    /// - It goes on behind the last batch of the other publisher.
     /// - It has not waited (`is_new`), and was made after the goodbye. If it does not tell when it was made, its epoch
     ///   began after the goodbye. The clock of the process that said goodbye was ahead then.
     fn drop_reason(&self, batch: &EventBatch, is_new: bool) -> Option<DropReason> {
@@ -41,7 +45,8 @@ impl Goodbye {
         let goes_on = self
             .other
             .is_some_and(|other| other.epoch == batch.epoch && other.seq < batch.seq);
-        let is_later = is_new && batch.time_us.unwrap_or(batch.epoch) > self.unix_us;
+        let made_us = batch.time_us.unwrap_or(batch.epoch);
+        let is_later = is_new && self.said_us.is_some_and(|said_us| made_us > said_us);
         let is_taken = reason == DropReason::StaleEpoch && (goes_on || is_later);
         (!is_taken).then_some(reason)
     }
@@ -81,7 +86,8 @@ impl Goodbyes {
     }
 
     /// Returns the reason to drop a batch of an unregistered holder: the batch was sent before the holder's goodbye.
-    /// Returns `None` if the batch must be taken. `is_new` says whether the batch has not waited in the stream.
+    /// Returns `None` if the batch must be taken. `is_new` says whether the batch has not waited in the stream. A new batch
+    /// of a lower epoch is noted, because its publisher goes on with the next one.
     pub(in super::super) fn is_over(
         &self,
         holder: &HolderKey,
@@ -89,12 +95,29 @@ impl Goodbyes {
         is_new: bool,
         now_us: u64,
     ) -> Option<DropReason> {
-        let goodbyes = self.0.lock();
-        let goodbye = goodbyes.by_holder.get(holder)?;
-        let is_remembered = now_us.saturating_sub(goodbye.at_us) < REMEMBERED_US;
-        is_remembered
-            .then(|| goodbye.drop_reason(batch, is_new))
-            .flatten()
+        let mut goodbyes = self.0.lock();
+        let goodbye = goodbyes.by_holder.get_mut(holder)?;
+        if now_us.saturating_sub(goodbye.at_us) >= REMEMBERED_US {
+            return None;
+        }
+        let reason = goodbye.drop_reason(batch, is_new)?;
+        if reason == DropReason::StaleEpoch && is_new && goodbye.said_us.is_some() {
+            goodbye.other = Some(cursor_of(batch));
+        }
+        Some(reason)
+    }
+
+    /// Remembers for longer that a holder was removed for a process with another block size, because `batch` is of that
+    /// process.
+    pub(in super::super) fn renew(&self, holder: &HolderKey, batch: &EventBatch, now_us: u64) {
+        let known = self.0.lock().by_holder.get(holder).copied();
+        // Once a second is enough, and leaves room for others.
+        let is_due = |known: &Goodbye| known.said_us.is_none() && now_us >= known.at_us + RENEWED_US;
+        if let Some(mut removed) = known.filter(is_due) {
+            removed.known.note(batch);
+            removed.at_us = now_us;
+            self.note(holder.clone(), removed);
+        }
     }
 
     /// Forgets the goodbyes of a range of holders.
@@ -115,7 +138,7 @@ mod tests {
     fn known(seq: u64, at_us: u64) -> Goodbye {
         Goodbye {
             at_us,
-            unix_us: 1_000,
+            said_us: Some(1_000),
             known: HighWater {
                 seen: BatchCursor { epoch: 1, seq },
                 made_us: 0,
@@ -157,6 +180,44 @@ mod tests {
         );
         assert_eq!(is_taken(&made(9_000, 4, None)), [false; 2]);
         assert_eq!(is_taken(&made(9_001, 1, None)), [true; 2]);
+    }
+
+    #[test]
+    fn a_publisher_that_goes_on_behind_a_goodbye_is_taken_by_its_second_new_batch() {
+        let (goodbyes, holder) = (Goodbyes::default(), (worker(0), 0));
+        let left = Goodbye {
+            known: HighWater {
+                seen: BatchCursor { epoch: 9, seq: 5 },
+                made_us: 0,
+            },
+            ..known(5, 10)
+        };
+        // Its clock is behind.
+        let made = |seq| EventBatch {
+            epoch: 4,
+            time_us: Some(1),
+            ..batch(seq, Vec::new())
+        };
+        let is_taken = |seq, is_new| goodbyes.is_over(&holder, &made(seq), is_new, 20).is_none();
+        goodbyes.note(holder.clone(), left);
+        assert!(!is_taken(1, false) && !is_taken(2, false), "they have waited");
+        assert!(!is_taken(3, true) && !is_taken(3, true) && is_taken(4, true));
+        // The holder was removed for a process with another block size.
+        let removed = Goodbye {
+            said_us: None,
+            ..left
+        };
+        goodbyes.note(holder.clone(), removed);
+        let later = EventBatch {
+            time_us: Some(2_000),
+            ..made(6)
+        };
+        assert!(!is_taken(5, true) && goodbyes.is_over(&holder, &later, true, 20).is_some());
+        let is_over = |now_us| goodbyes.is_over(&holder, &made(7), true, now_us).is_some();
+        goodbyes.renew(&holder, &made(1), 9 + RENEWED_US);
+        assert!(is_over(9 + REMEMBERED_US) && !is_over(10 + REMEMBERED_US));
+        goodbyes.renew(&holder, &made(1), 10 + RENEWED_US);
+        assert!(is_over(9 + RENEWED_US + REMEMBERED_US) && !is_over(10 + RENEWED_US + REMEMBERED_US));
     }
 
     #[test]
