@@ -117,6 +117,7 @@ mod tests {
             blocks: matched_blocks,
             matched_blocks,
             near_blocks,
+            near_matched_blocks: near_blocks,
             is_exact,
             near_exact: [is_exact; 2],
             address: None,

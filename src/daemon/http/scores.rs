@@ -211,6 +211,7 @@ mod tests {
             id: HolderId { worker, rank },
             blocks: matched_blocks,
             matched_blocks,
+            near_matched_blocks: near_blocks,
             is_exact: true,
             near_exact: [true; 2],
             near_blocks,

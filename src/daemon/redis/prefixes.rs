@@ -293,13 +293,13 @@ impl Prefixes {
     }
 }
 
-/// Whether more keys of the prompt may add blocks to those that `holder` can reuse of the first `asked`.
+/// Whether more keys of the prompt may add blocks to those that `holder` can reuse of the first `asked`, in all tiers or in
+/// the near ones.
 fn may_rise(holder: &FoundHolder, asked: usize) -> bool {
-    let has_all = holder.matched_blocks as usize >= asked;
-    has_all
-        && holder.blocks < holder.matched_blocks
-        && !is_pool(&holder.id.worker)
-        && holder.certain().is_some()
+    let near = holder.near_blocks.into_iter().zip(holder.near_matched_blocks);
+    let mut depths = near.chain([(holder.blocks, holder.matched_blocks)]);
+    let has_less = depths.any(|(blocks, matched)| matched as usize >= asked && blocks < matched);
+    has_less && !is_pool(&holder.id.worker) && holder.certain().is_some()
 }
 
 /// Returns the pods (llm-d's word for workers) that certainly hold leading blocks, the pod with the most blocks first.
@@ -361,6 +361,7 @@ mod tests {
             blocks,
             near_blocks,
             matched_blocks: blocks,
+            near_matched_blocks: near_blocks,
             is_exact,
             near_exact: [is_exact; 2],
             address: None,
@@ -436,10 +437,20 @@ mod tests {
         let rises = |blocks, matched_blocks, is_exact| {
             let holder = FoundHolder {
                 matched_blocks,
+                near_matched_blocks: [matched_blocks; 2],
                 ..holder("a", 0, [blocks; 2], blocks, is_exact)
             };
             may_rise(&holder, 4)
         };
+        let rises_near = |device, matched| {
+            let holder = FoundHolder {
+                near_matched_blocks: [matched, 4],
+                ..holder("a", 0, [device, 4], 4, true)
+            };
+            may_rise(&holder, 4)
+        };
+        assert!(rises_near(2, 4), "the device has the whole part");
+        assert!(!rises_near(2, 3));
         assert!(rises(0, 4, true) && rises(3, 4, true));
         assert!(!rises(4, 4, true), "a request can reuse the whole part");
         assert!(!rises(1, 3, true), "the part's last block is not there");

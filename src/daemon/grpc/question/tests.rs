@@ -16,6 +16,7 @@ fn holder(worker: &str, rank: u32, depths: [u32; 3], address: Option<&str>, is_e
         blocks,
         near_blocks: [device, with_host],
         matched_blocks: blocks,
+        near_matched_blocks: [device, with_host],
         is_exact,
         near_exact: [is_exact; 2],
         address: address.map(|address| address.parse().unwrap()),

@@ -32,6 +32,8 @@ pub(crate) struct FoundHolder {
     pub(crate) near_blocks: [u32; 2],
     /// Number of leading blocks in all tiers together that full attention has.
     pub(crate) matched_blocks: u32,
+    /// Numbers of leading blocks that full attention has: on the device only, and on device and host together.
+    pub(crate) near_matched_blocks: [u32; 2],
     /// Whether the holder's state is certain.
     pub(crate) is_exact: bool,
     /// Whether the state of the holder's device is certain, and whether the state of device and host together is
@@ -147,6 +149,7 @@ impl Found {
                 blocks: deep(holder.usable_blocks, holder.matched_blocks),
                 near_blocks: near.map(|(usable, matched)| deep(usable, matched.unwrap_or_default())),
                 matched_blocks: holder.matched_blocks,
+                near_matched_blocks: near.map(|(_, matched)| matched.unwrap_or_default()),
                 is_exact: holder.exact,
                 near_exact: NEAR_TIERS.map(|tier| holder.is_exact_up_to(tier)),
                 address: holder.address,
@@ -200,6 +203,7 @@ mod tests {
                 blocks: 9,
                 near_blocks: [3, 5],
                 matched_blocks: 9,
+                near_matched_blocks: [3, 5],
                 is_exact,
                 near_exact,
                 address: None,
