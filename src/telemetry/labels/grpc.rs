@@ -108,6 +108,8 @@ label_values! {
     ReportLoss: "reason" {
         /// A batch of changes that the worker reported is missing.
         Gap => "gap",
+        /// A batch of another epoch came: the run of the worker that its blocks are known of is over.
+        Epoch => "epoch",
         /// There was no room for the blocks of the worker.
         Room => "room",
     }

@@ -81,6 +81,9 @@ pub(super) struct WorkerBlocks {
     held: HashMap<i64, WorkerBlock>,
     /// Number of blocks for which a report has named components of the cache, for example full attention or a window.
     in_parts: usize,
+    /// Number of walks over all blocks.
+    #[cfg(test)]
+    pub(super) walks: usize,
 }
 
 /// Returns the number of slots of a map for `blocks` blocks: a power of two, at least four, or 0 for no blocks. At most
@@ -139,13 +142,19 @@ impl WorkerBlocks {
         }
     }
 
-    /// Removes all blocks from `tier`.
+    /// Removes all blocks from `tier`. Walks over all blocks once.
     pub(super) fn clear(&mut self, tier: TierPlace) {
+        #[cfg(test)]
+        {
+            self.walks += 1;
+        }
+        let mut in_parts = 0;
         self.held.retain(|_, held| {
             held.remove(tier);
+            in_parts += usize::from(held.has_components());
             held.tiers != 0
         });
-        self.in_parts = self.held.values().filter(|held| held.has_components()).count();
+        self.in_parts = in_parts;
     }
 
     /// Shrinks the map if its capacity is more than eight times the number of its blocks. A number below `KEPT_ROOM`

@@ -185,11 +185,31 @@ impl<'a> BlockChange<'a> {
         }
     }
 
-    pub(super) fn make(&self, blocks: &mut WorkerBlocks) {
-        match self {
-            Self::Store(stored) => stored.store(blocks, 0..stored.hashes.len()),
-            Self::Remove(tier, hashes) => hashes.iter().for_each(|hash| blocks.remove(*hash, *tier)),
-            Self::Clear(tier) => blocks.clear(*tier),
+    /// Makes the changes of a batch, in their order. All blocks are walked over once for each tier at most, however often
+    /// the batch clears the tier.
+    pub(super) fn make_all(changes: &[Self], blocks: &mut WorkerBlocks) {
+        for (place, change) in changes.iter().enumerate() {
+            match change {
+                Self::Store(stored) => stored.store(blocks, 0..stored.hashes.len()),
+                Self::Remove(tier, hashes) => hashes.iter().for_each(|hash| blocks.remove(*hash, *tier)),
+                Self::Clear(tier) => Self::clear(*tier, changes.get(..place).unwrap_or_default(), blocks),
+            }
+        }
+    }
+
+    /// Removes all blocks from a tier. `before` has the changes of the same batch that have been made already.
+    fn clear(tier: TierPlace, before: &[Self], blocks: &mut WorkerBlocks) {
+        let is_clear = |change: &Self| matches!(change, Self::Clear(other) if *other == tier);
+        let Some(last) = before.iter().rposition(is_clear) else {
+            return blocks.clear(tier);
+        };
+        // The tier has no other blocks than those that the batch has stored since it cleared the tier.
+        for change in before.iter().skip(last) {
+            if let Self::Store(stored) = change
+                && stored.tier == tier
+            {
+                stored.hashes.iter().for_each(|hash| blocks.remove(*hash, tier));
+            }
         }
     }
 }

@@ -7,7 +7,7 @@
 //! ```text
 //! ConfigureExpectedWorkers ──▶ awaited ──ReplaceExternalKvSnapshot──▶ told ──ApplyExternalKvBatch──▶ told
 //!                                 ▲                                     │
-//!                                 └──── a batch is missing, or there is no room ◀─┘
+//!                                 └── a batch is missing or of another epoch, or there is no room ◀─┘
 //! ```
 //!
 //! - After the daemon's start, nobody knows which workers there are until a list of them comes. Answers are not exact
@@ -137,6 +137,11 @@ impl ReportedWorkers {
     fn told(&self) -> usize {
         let workers = self.workers.values();
         workers.filter(|worker| worker.checkpoint.is_some()).count()
+    }
+
+    fn is_told(&self, name: &str) -> bool {
+        let worker = self.workers.get(name);
+        worker.is_some_and(|worker| worker.checkpoint.is_some())
     }
 }
 
@@ -272,7 +277,7 @@ impl BlockReports {
             kept.change(&request.worker_id, |worker| {
                 worker.address = request.worker_address;
                 worker.spec = request.cache_spec;
-                changes.iter().for_each(|change| change.make(&mut worker.blocks));
+                BlockChange::make_all(&changes, &mut worker.blocks);
                 worker.blocks.rest();
                 worker.checkpoint = Some(Checkpoint {
                     epoch: request.worker_epoch,
@@ -286,8 +291,9 @@ impl BlockReports {
         })
     }
 
-    /// Returns `result` unchanged. If `result` is the error of a missing batch or of lacking memory, first counts the
-    /// loss and forgets the worker's blocks. Answers then leave the worker out until its next snapshot.
+    /// Returns `result` unchanged. If `result` is the error of a missing batch, of a batch of another epoch or of lacking
+    /// memory, first counts the loss and forgets the worker's blocks. Answers then leave the worker out until its next
+    /// snapshot.
     fn noted<T>(
         &self,
         kept: &mut ReportedWorkers,
@@ -296,6 +302,8 @@ impl BlockReports {
     ) -> Result<T, BlockReportError> {
         let reason = match &result {
             Err(BlockReportError::Gap { .. }) => ReportLoss::Gap,
+            // A worker that has a snapshot has one of another epoch.
+            Err(BlockReportError::NoSnapshot) if kept.is_told(name) => ReportLoss::Epoch,
             Err(BlockReportError::NoRoom) => ReportLoss::Room,
             _ => return result,
         };

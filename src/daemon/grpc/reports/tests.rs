@@ -227,7 +227,7 @@ async fn answers_are_those_of_a_naive_model() {
             }
             let last = naive.seq.unwrap();
             let seq = last + u64::from(random.u8(0..8) > 0) + u64::from(random.u8(0..12) == 0);
-            let count = random.usize(0..3);
+            let count = random.usize(0..6);
             let actions: Vec<_> = (0..count).map(|_| random_action(&mut random, in_parts)).collect();
             let mut given = batch(name, seq, actions.clone());
             given.cache_spec = naive.spec;
@@ -328,8 +328,12 @@ async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
         worker_epoch: "f".to_owned(),
         ..store(6)
     };
-    assert_eq!(reports.apply(of_another, now), Err(BlockReportError::NoSnapshot));
     assert!(reports.apply(store(3), now).unwrap().duplicate, "an old batch");
+    // The worker has begun another epoch, so what is known of the last one is over.
+    assert_eq!(reports.apply(of_another, now), Err(BlockReportError::NoSnapshot));
+    reports.configure(expected(&["a"]), now).unwrap();
+    assert_eq!(told(&reports, Depth::Usable, now).await, (vec![], false));
+    reports.replace(snapshot("a", 5, vec![0, 1])).await.unwrap();
     let gap = BlockReportError::Gap {
         expected: 6,
         given: 7,
@@ -428,6 +432,31 @@ async fn a_worker_without_room_is_awaited_and_the_others_stay() {
     let kept = reports.kept.read();
     let bytes: usize = kept.workers.values().map(ReportedWorker::bytes).sum();
     assert_eq!(kept.bytes, bytes, "what went is counted");
+}
+
+#[tokio::test]
+async fn a_batch_that_clears_a_tier_often_walks_over_all_blocks_once() {
+    use ExternalKvActionType::{ClearAllAtTier, Report};
+    let (reports, now) = (reports(), Instant::now());
+    reports.configure(expected(&["a"]), now).unwrap();
+    reports.replace(snapshot("a", 0, vec![0, 1])).await.unwrap();
+    let clear = || action(ClearAllAtTier, 2, vec![]);
+    let mut actions: Vec<_> = (0..80)
+        .flat_map(|hash| [clear(), action(Report, 2, vec![hash]), clear()])
+        .collect();
+    actions.push(action(Report, 2, vec![2]));
+    reports.apply(batch("a", 1, actions), now).unwrap();
+    assert_eq!(told(&reports, Depth::Usable, now).await.0, [("a".to_owned(), 3)]);
+    let kept = reports.kept.read();
+    let blocks = &kept.workers["a"].blocks;
+    assert_eq!(blocks.walks, 1);
+    assert!(
+        blocks
+            .get(1)
+            .unwrap()
+            .at(TierPlace::of_wire(2).unwrap())
+            .is_none()
+    );
 }
 
 #[test]
