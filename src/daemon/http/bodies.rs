@@ -3,12 +3,12 @@
 //! | a client can | the bound |
 //! |---|---|
 //! | announce a long body and send little of it | room is reserved for bytes that have come, not for announced ones |
-//! | send many long bodies without their ends | at the bound, the source with the most bytes loses its oldest unfinished body |
+//! | send many long bodies without their ends | at the bound, the source with the most bytes loses its oldest unfinished body that has bytes |
 //! | send slowly | the time for a body (`http.request_timeout_ms`) |
 //! | send in small pieces | each piece is copied into the body, so no piece keeps the buffer in which it came |
 //! | send no body at all | the connection counts as waiting for its client, and gives way to new connections |
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,16 +56,24 @@ pub(crate) struct BodyLimits {
 struct BodyReservations {
     bytes: usize,
     received: u64,
-    /// Bodies by their number. Each new body gets the next number, so the oldest body comes first.
-    bodies: BTreeMap<u64, HeldBody>,
+    /// Bodies by their number. Each new body gets the next number.
+    bodies: HashMap<u64, HeldBody>,
+    /// Sources (client addresses) that have bodies with bytes.
+    sources: HashMap<Option<IpAddr>, SourceBodies>,
+}
+
+/// Bodies of one source that have bytes.
+#[derive(Default)]
+struct SourceBodies {
+    bytes: usize,
+    /// Numbers of the bodies that are still arriving. The oldest body comes first.
+    coming: BTreeSet<u64>,
 }
 
 struct HeldBody {
     /// Address from which the body comes. `None` if the address is not known.
     source: Option<IpAddr>,
     bytes: usize,
-    /// Whether the body is still arriving.
-    is_coming: bool,
     given_up: CancellationToken,
 }
 
@@ -180,7 +188,6 @@ impl Bodies {
             HeldBody {
                 source,
                 bytes: 0,
-                is_coming: true,
                 given_up: given_up.clone(),
             },
         );
@@ -205,37 +212,63 @@ impl Bodies {
                 }
             }
         }
-        let Some(body) = held.bodies.get_mut(&room.number) else {
-            return Err(HttpRefusal::TooManyBodies);
-        };
-        body.bytes += more;
-        held.bytes += more;
-        Ok(())
+        let grown = held.grow(room.number, more);
+        grown.ok_or(HttpRefusal::TooManyBodies)
     }
 }
 
 impl BodyReservations {
-    /// Returns the number of the body to drop: the oldest unfinished body of the source (client address) with the most
-    /// bytes. `more` is the number of bytes that the body `wanting` asks for. They count as bytes of its source.
+    /// Returns the number of the body to drop: the oldest unfinished body that has bytes, of the source with the most
+    /// bytes. `more` is the number of bytes that the body `wanting` asks for. They count as bytes of its source. If no
+    /// other body of that source can be dropped, that is `wanting` itself. `None` if `wanting` was given up.
     fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
-        let mut by_source: HashMap<Option<IpAddr>, usize> = HashMap::new();
-        for (number, body) in &self.bodies {
-            let wanted = if *number == wanting { more } else { 0 };
-            *by_source.entry(body.source).or_default() += body.bytes + wanted;
-        }
+        let of = self.bodies.get(&wanting)?.source;
+        let wanted = self.sources.get(&of).map_or(0, |source| source.bytes) + more;
         // A body that has come whole is not given up: its request is being answered.
-        let coming = self.bodies.iter().filter(|(_, body)| body.is_coming);
-        let heaviest = coming.max_by_key(|(number, body)| {
-            let of_source = by_source.get(&body.source).copied().unwrap_or_default();
-            (of_source, std::cmp::Reverse(**number))
-        });
-        heaviest.map(|(number, _)| *number)
+        let with_coming = self
+            .sources
+            .iter()
+            .filter(|(_, source)| !source.coming.is_empty());
+        let others = with_coming.filter(|(address, source)| **address != of && source.bytes > wanted);
+        let heaviest = others.max_by_key(|(address, source)| (source.bytes, **address));
+        let source = heaviest
+            .map(|(_, source)| source)
+            .or_else(|| self.sources.get(&of));
+        let oldest = source.and_then(|source| source.coming.first());
+        Some(oldest.copied().unwrap_or(wanting))
+    }
+
+    /// Counts `more` bytes for a body that is arriving. `None` if the body was given up.
+    fn grow(&mut self, number: u64, more: usize) -> Option<()> {
+        let body = self.bodies.get_mut(&number)?;
+        body.bytes += more;
+        self.bytes += more;
+        let source = self.sources.entry(body.source).or_default();
+        source.bytes += more;
+        source.coming.insert(number);
+        Some(())
     }
 
     fn give_up(&mut self, number: u64) {
-        if let Some(body) = self.bodies.remove(&number) {
-            self.bytes -= body.bytes;
-            body.given_up.cancel();
+        let Some(body) = self.bodies.remove(&number) else {
+            return;
+        };
+        self.bytes -= body.bytes;
+        body.given_up.cancel();
+        if let Some(source) = self.sources.get_mut(&body.source) {
+            source.bytes -= body.bytes;
+            source.coming.remove(&number);
+            if source.bytes == 0 {
+                self.sources.remove(&body.source);
+            }
+        }
+    }
+
+    /// Notes that a body has arrived in full.
+    fn is_whole(&mut self, number: u64) {
+        let source = self.bodies.get(&number).map(|body| body.source);
+        if let Some(source) = source.and_then(|source| self.sources.get_mut(&source)) {
+            source.coming.remove(&number);
         }
     }
 }
@@ -243,9 +276,7 @@ impl BodyReservations {
 impl BodyRoom {
     /// Marks the body as arrived in full. From now on it is not dropped to free memory for other bodies.
     fn is_whole(&self) {
-        if let Some(body) = self.held.lock().bodies.get_mut(&self.number) {
-            body.is_coming = false;
-        }
+        self.held.lock().is_whole(self.number);
     }
 }
 
@@ -295,9 +326,21 @@ mod tests {
         drop((greedy, also, honest, late));
         let held = bodies.held.lock();
         assert!(
-            held.bodies.is_empty() && held.bytes == 0,
+            held.bodies.is_empty() && held.sources.is_empty() && held.bytes == 0,
             "all room is given back"
         );
+    }
+
+    #[test]
+    fn a_body_without_bytes_does_not_give_way() {
+        let bodies = bodies(100, 10, 1);
+        let begin = |source| bodies.begin(&request(source));
+        let empty: Vec<_> = (0..50).map(|_| begin("10.0.0.1")).collect();
+        let (long, honest) = (begin("10.0.0.1"), begin("10.0.0.2"));
+        bodies.grow(&long, 90).unwrap();
+        bodies.grow(&honest, 20).unwrap();
+        assert!(long.given_up.is_cancelled());
+        assert!(!empty.iter().any(|body| body.given_up.is_cancelled()));
     }
 
     #[tokio::test]
