@@ -147,6 +147,8 @@ mod traces;
 mod troubles;
 mod vital;
 
+#[cfg(feature = "dynamo")]
+pub use dynamo::dynamo_subjects;
 pub use life::{Daemon, NamespaceError, ReloadError, ReloadReport, StopReport, namespaces};
 pub use sources::stream::{StreamError, check_config};
 pub use start_error::StartError;

@@ -5,6 +5,8 @@
 
 use kvatlas_config::Config;
 use kvatlas_core::wire::{NamespaceName, Subjects};
+#[cfg(feature = "dynamo")]
+use kvatlas_daemon::dynamo_subjects;
 use kvatlas_process::broker::Refused;
 use kvatlas_process::setup::Setup;
 
@@ -31,6 +33,11 @@ pub(super) async fn check(
         }
     }
     checks
+}
+
+#[cfg(not(feature = "dynamo"))]
+fn dynamo_subjects(_config: &Config) -> Vec<String> {
+    Vec::new()
 }
 
 /// Subjects on which a role (a daemon, a publisher or a router) publishes and subscribes.
@@ -79,12 +86,14 @@ impl Needs {
         ];
         let needed = optional.into_iter().filter(|(is_needed, _)| *is_needed);
         subscribe.extend(needed.map(|(_, subject)| subject));
-        let publish = vec![
+        let mut publish = vec![
             subjects.resync(&arguments.namespace, &arguments.worker, 0),
             roster,
             asked.query_filler(),
             asked.status_filler(),
         ];
+        subscribe.extend(dynamo_subjects(config));
+        publish.extend(dynamo_subjects(config));
         Self { subscribe, publish }
     }
 

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 
 /// Maximum number of answers to one address that are on their way at the same time.
 const ANSWERS_PER_ADDRESS_MAX: usize = 256;
@@ -15,8 +16,14 @@ const ANSWERS_PER_ADDRESS_MAX: usize = 256;
 const TO_TAKERS_MAX: usize = 768;
 /// Maximum number of answers to all other addresses that are on their way at the same time. There is no room for more.
 const TO_OTHERS_MAX: usize = 256;
-/// Maximum number of answers to one of these other addresses that are on their way at the same time.
+/// Maximum number of answers to one of these other addresses that are on their way at the same time. Further ones wait
+/// until the address takes one of these, for [`CONNECT_TIMEOUT`] at most.
 const TO_ANOTHER_MAX: usize = 32;
+/// Maximum number of answers that wait until their addresses take another answer.
+const WAITING_MAX: usize = 1024;
+/// Maximum time to connect to a router for its answer. Shorter than the usual time for the whole answer, so that an
+/// address from which nothing comes back does not hold its share for so long. Suffices for a lost packet.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which it is remembered that an address has taken an answer.
 const TAKER_AGE_MAX: Duration = Duration::from_secs(300);
 /// Maximum number of addresses that are remembered.
@@ -30,6 +37,10 @@ pub(super) struct Destinations {
     takers: Mutex<HashMap<SocketAddr, Instant>>,
     to_takers: Semaphore,
     to_others: Semaphore,
+    /// Places for answers that wait until their addresses take another answer.
+    waiting: Semaphore,
+    /// Notice that an address has taken an answer.
+    taken: Notify,
 }
 
 impl Default for Destinations {
@@ -39,6 +50,8 @@ impl Default for Destinations {
             takers: Mutex::default(),
             to_takers: Semaphore::new(TO_TAKERS_MAX),
             to_others: Semaphore::new(TO_OTHERS_MAX),
+            waiting: Semaphore::new(WAITING_MAX),
+            taken: Notify::new(),
         }
     }
 }
@@ -75,17 +88,44 @@ impl Destinations {
         let last = takers.get(&address);
         last.is_some_and(|last| last.elapsed() < TAKER_AGE_MAX)
     }
+
+    /// Waits until an address has taken an answer lately.
+    async fn taking(&self, address: SocketAddr) {
+        loop {
+            let taken = self.taken.notified();
+            if self.has_taken(address) {
+                return;
+            }
+            taken.await;
+        }
+    }
 }
 
 impl<'d> AnswerUnderWay<'d> {
-    /// Reserves a place among the answers that are being sent. Waits for it if the address has taken an answer lately.
-    /// `None` if it has not, and all places for such addresses, or those for one of them, are taken.
-    pub(super) async fn place(&self) -> Option<SemaphorePermit<'d>> {
-        match self.destinations.has_taken(self.address) {
-            true => self.destinations.to_takers.acquire().await.ok(),
-            false if self.count > TO_ANOTHER_MAX => None,
-            false => self.destinations.to_others.try_acquire().ok(),
+    /// Reserves a place among the answers that are being sent. Waits for it if the address has taken an answer lately,
+    /// or if as many answers to it as it may have are being sent, and it takes one of these soon. `None` if there is no
+    /// place.
+    ///
+    /// `permit` lets a request be answered. It is given back before the wait for an address that may take nothing, so
+    /// that such an address does not hold up the reading of requests.
+    pub(super) async fn place(&self, permit: OwnedSemaphorePermit) -> Option<SemaphorePermit<'d>> {
+        let Destinations {
+            to_takers,
+            to_others,
+            waiting,
+            ..
+        } = self.destinations;
+        if self.destinations.has_taken(self.address) {
+            return to_takers.acquire().await.ok();
         }
+        if self.count <= TO_ANOTHER_MAX {
+            return to_others.try_acquire().ok();
+        }
+        let _waiting = waiting.try_acquire().ok()?;
+        drop(permit);
+        let taking = self.destinations.taking(self.address);
+        timeout(CONNECT_TIMEOUT, taking).await.ok()?;
+        to_takers.acquire().await.ok()
     }
 
     /// Notes whether the address has taken the answer. An address that has not counts as one that takes none, unless it
@@ -104,6 +144,8 @@ impl<'d> AnswerUnderWay<'d> {
         if takers.len() < TAKERS_MAX || takers.contains_key(&self.address) {
             takers.insert(self.address, Instant::now());
         }
+        drop(takers);
+        self.destinations.taken.notify_waiters();
     }
 }
 
@@ -121,9 +163,15 @@ impl Drop for AnswerUnderWay<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use futures_util::FutureExt;
 
     use super::*;
+
+    fn permit() -> OwnedSemaphorePermit {
+        Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap()
+    }
 
     fn address(number: u32) -> SocketAddr {
         SocketAddr::new(std::net::Ipv4Addr::from_bits(number).into(), 9)
@@ -149,7 +197,7 @@ mod tests {
             .map(|number| destinations.begin(address(number)).unwrap())
             .collect();
         // A place is there, or is not, at once.
-        let place = |number: usize| answers[number].place().now_or_never().unwrap();
+        let place = |number: usize| answers[number].place(permit()).now_or_never().unwrap();
         answers[0].note(true);
         let unknown: Vec<_> = (1..=TO_OTHERS_MAX).map(place).collect();
         assert!(unknown.iter().all(Option::is_some));
@@ -164,17 +212,53 @@ mod tests {
         assert!(place(0).is_some());
     }
 
-    #[test]
-    fn one_address_that_takes_nothing_leaves_places_to_others_that_are_new() {
+    /// Returns a place for an answer, if there is one at once.
+    fn place<'d>(answer: &AnswerUnderWay<'d>) -> Option<SemaphorePermit<'d>> {
+        answer.place(permit()).now_or_never().flatten()
+    }
+
+    #[tokio::test]
+    async fn one_address_that_takes_nothing_leaves_places_to_others_that_are_new() {
         let destinations = Destinations::default();
         let begin = |number| destinations.begin(address(number)).unwrap();
         let answers: Vec<_> = (0..ANSWERS_PER_ADDRESS_MAX).map(|_| begin(1)).collect();
-        let placed = answers
-            .iter()
-            .filter_map(|answer| answer.place().now_or_never().unwrap());
-        let placed: Vec<_> = placed.collect();
+        let placed: Vec<_> = answers.iter().filter_map(place).collect();
         assert_eq!(placed.len(), TO_ANOTHER_MAX);
-        assert!(begin(2).place().now_or_never().unwrap().is_some());
+        assert!(place(&begin(2)).is_some());
+    }
+
+    #[tokio::test]
+    async fn answers_beyond_the_share_of_a_new_address_wait_until_it_takes_one() {
+        let destinations = Destinations::default();
+        let begin = || destinations.begin(address(1)).unwrap();
+        let first: Vec<_> = (0..TO_ANOTHER_MAX).map(|_| begin()).collect();
+        let (answer, permits) = (begin(), Arc::new(Semaphore::new(1)));
+        let mut place = Box::pin(answer.place(Arc::clone(&permits).try_acquire_owned().unwrap()));
+        assert!(place.as_mut().now_or_never().is_none());
+        assert_eq!(
+            permits.available_permits(),
+            1,
+            "who waits does not hold up the others"
+        );
+        // Another address has taken its answer.
+        destinations.begin(address(2)).unwrap().note(true);
+        assert!(place.as_mut().now_or_never().is_none());
+        first[0].note(true);
+        assert!(place.as_mut().now_or_never().unwrap().is_some());
+        let waiting: Vec<_> = (0..WAITING_MAX)
+            .map(|_| destinations.waiting.try_acquire())
+            .collect();
+        assert!(waiting.iter().all(Result::is_ok));
+        let late: Vec<_> = (0..=TO_ANOTHER_MAX)
+            .map(|_| destinations.begin(address(3)).unwrap())
+            .collect();
+        assert!(
+            late[TO_ANOTHER_MAX]
+                .place(permit())
+                .now_or_never()
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]

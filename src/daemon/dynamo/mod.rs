@@ -28,4 +28,32 @@ mod discovery;
 mod messages;
 mod serve;
 
+pub use serve::dynamo_subjects;
 pub(crate) use serve::start_dynamo;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kvatlas_config::Config;
+
+    use super::*;
+
+    #[test]
+    fn the_subjects_are_those_to_which_deploy_nats_gives_rights() {
+        let asked = |settings: &[(&str, &str)]| {
+            let flags = settings
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            let flags: BTreeMap<String, String> = flags.collect();
+            dynamo_subjects(&Config::load(flags, std::iter::empty(), None).unwrap())
+        };
+        let served = ("dynamo.components", "dynamo.backend");
+        assert!(asked(&[]).is_empty());
+        assert!(asked(&[served, ("dynamo.listen", "127.0.0.1:0")]).is_empty());
+        assert_eq!(
+            asked(&[served]),
+            ["dynamo_backend.kv_indexer_query-719a0554d096ab3c"]
+        );
+    }
+}

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::queries::{MEMBER_MESSAGES_MIN, Misses, QueueMember};
 use crate::shared::{Shared, Stage};
 use crate::start_error::{StartError, bind};
-use kvatlas_config::{DynamoComponent, DynamoConfig};
+use kvatlas_config::{Config, DynamoComponent, DynamoConfig};
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::admin::Latch;
 use kvatlas_process::broker::{
@@ -30,11 +30,11 @@ use kvatlas_process::listener::{Acceptor, ConnectionLimits, Place};
 use kvatlas_process::presence::advertised;
 use kvatlas_telemetry::labels::{Connection, DynamoOutcome};
 use kvatlas_telemetry::{
-    DynamoConnectionMetrics, DynamoMetrics, LogGate, QueryErrorMetrics, QueryMetricsByNamespace,
+    DynamoConnectionMetrics, DynamoMetrics, LogGate, QueryErrorMetrics, QueryMetricsByNamespace, log_gated,
 };
 
 use super::answer::Indexer;
-use super::destinations::Destinations;
+use super::destinations::{CONNECT_TIMEOUT, Destinations};
 use super::discovery::keep_record;
 use super::messages::{ENDPOINT, Instance, MessageError, ReplyTo, RequestTransport, read_request, response};
 
@@ -43,9 +43,6 @@ const REQUEST_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of requests that are answered at the same time. Further requests wait. So do answers that wait to be
 /// sent: see [`Destinations`].
 const ANSWERS_MAX: usize = 256;
-/// Maximum time to connect to a router for its answer. Shorter than the usual time for the whole answer, so that an
-/// address from which nothing comes back does not hold its share for so long. Suffices for a lost packet.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of connections that stay open after their answer was sent, until the router ends them. The daemon
 /// ends further connections at once.
 const ENDINGS_MAX: usize = 1024;
@@ -70,7 +67,6 @@ const REJOIN_PAUSE: Duration = Duration::from_secs(2);
 const WAITING_MAX: usize = MEMBER_MESSAGES_MIN;
 
 static UNREADABLE_GATE: LogGate = LogGate::new();
-static UNANSWERED_GATE: LogGate = LogGate::new();
 
 /// Serves Dynamo's routers as tasks of `stage`. Does nothing if no components are configured.
 pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), StartError> {
@@ -135,6 +131,19 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), S
     Ok(())
 }
 
+/// Returns the NATS subjects on which Dynamo's routers ask a daemon or gateway with these settings. Empty if none asks,
+/// or if they ask over TCP. Members of a queue group leave it by messages on the same subjects.
+pub fn dynamo_subjects(config: &Config) -> Vec<String> {
+    let over_nats = config
+        .dynamo
+        .components
+        .iter()
+        .filter(|_| config.dynamo.listen.is_none());
+    over_nats
+        .map(|component| instance(component, &config.subjects.prefix).subject())
+        .collect()
+}
+
 /// Returns the instance of a component. Its id is a hash of `seed` and the component's name. Like Dynamo's ids, the id fits a
 /// positive signed 64-bit number.
 fn instance(component: &DynamoComponent, seed: &str) -> Instance {
@@ -144,6 +153,20 @@ fn instance(component: &DynamoComponent, seed: &str) -> Instance {
         component: component.clone(),
         id: xxh3_64(name.as_bytes()) >> 1,
     }
+}
+
+/// Reason why a router does not get its answer.
+#[derive(Debug, thiserror::Error)]
+enum UnsentError {
+    /// As many answers to the router's address are on their way as one address may have.
+    #[error("too many answers to this address are on their way")]
+    ManyToAddress,
+    /// As many answers are on their way as addresses may have that have taken none lately.
+    #[error("too many answers are on their way to addresses that have taken none")]
+    ManyUntaken,
+    /// Router did not take the answer.
+    #[error("the answer was not taken: {0}")]
+    NotTaken(#[from] io::Error),
 }
 
 /// State that all requests of Dynamo's routers share, over NATS and over TCP.
@@ -210,11 +233,11 @@ impl Service {
         Some((asked.reply_to, answer, outcome))
     }
 
-    /// Sends an answer. Returns `outcome` if the router has taken the answer, or else [`DynamoOutcome::NotTaken`]. After
-    /// the daemon's stop, the router has [`DRAIN_TIMEOUT`] to take it.
+    /// Sends an answer. Returns `outcome` if the router has taken the answer, or else the outcome that says why it has
+    /// not. After the daemon's stop, the router has [`DRAIN_TIMEOUT`] to take it.
     ///
     /// `permit` is one of the `ANSWERS_MAX` permits that limit the requests being answered. This function gives the
-    /// permit back when it begins to send, so that slow routers do not delay the answers to other requests.
+    /// permit back before it begins to send, so that slow routers do not delay the answers to other requests.
     async fn send(
         &self,
         reply_to: &ReplyTo,
@@ -223,37 +246,34 @@ impl Service {
         permit: OwnedSemaphorePermit,
     ) -> DynamoOutcome {
         let sending = async {
-            // Beyond its share, an address gets nothing: to wait would hold up the answers to others.
             let share = self.destinations.begin(reply_to.address);
-            let share =
-                share.ok_or_else(|| io::Error::other("too many answers to this address are on their way"))?;
-            // An answer that waits here holds up the reading of requests, so only routers that take answers may wait.
-            let place = share.place().await;
-            let place = place.ok_or_else(|| {
-                io::Error::other("too many answers are on their way to addresses that have taken none")
-            })?;
-            drop(permit);
+            let share = share.ok_or(UnsentError::ManyToAddress)?;
+            let place = share.place(permit).await.ok_or(UnsentError::ManyUntaken)?;
             let written = timeout(self.request_timeout, write(reply_to, answer)).await;
             share.note(matches!(written, Ok(Ok(_))));
             drop((place, share));
-            let mut stream = written??;
-            match self.endings.try_acquire() {
-                Ok(_ending) => end(&mut stream).await,
-                Err(_) => Ok(()),
+            let mut stream = written.map_err(io::Error::from)??;
+            if let Ok(_ending) = self.endings.try_acquire() {
+                end(&mut stream).await?;
             }
+            Ok(())
         };
         let sent = tokio::select! {
             sent = sending => sent,
-            () = self.stopped_for(DRAIN_TIMEOUT) => Err(io::ErrorKind::TimedOut.into()),
+            () = self.stopped_for(DRAIN_TIMEOUT) => Err(UnsentError::NotTaken(io::ErrorKind::TimedOut.into())),
         };
-        let Err(error): io::Result<()> = sent else {
-            return outcome;
-        };
-        if let Some(suppressed) = UNANSWERED_GATE.admit() {
-            let address = reply_to.address;
-            tracing::warn!(%error, %address, suppressed, "a router of Dynamo did not take its answer");
+        let address = reply_to.address;
+        match sent {
+            Ok(()) => outcome,
+            Err(UnsentError::NotTaken(error)) => {
+                log_gated!(warn "a router of Dynamo did not take its answer"; %error, %address);
+                DynamoOutcome::NotTaken
+            }
+            Err(error) => {
+                log_gated!(warn "an answer to a router of Dynamo was thrown away"; %error, %address);
+                DynamoOutcome::NotSent
+            }
         }
-        DynamoOutcome::NotTaken
     }
 
     /// Waits until the daemon is told to stop, and then for `time`.

@@ -11,6 +11,9 @@ label_values! {
         Unreadable => "unreadable",
         /// The answer could not be sent to the router, or not in time.
         NotTaken => "not_taken",
+        /// The answer was thrown away: too many answers were on their way to the router's address, or to addresses
+        /// that had taken none.
+        NotSent => "not_sent",
         /// The bodies of all requests took too much room.
         NoRoom => "no_room",
         /// The reply subject is a subject of kvatlas or of the NATS server, so the acknowledgement would reach others

@@ -80,10 +80,19 @@ async fn nobody_but_routers_and_gateways_reports_and_nobody_but_daemons_hears() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_of_dynamo_asks_with_either_configuration() {
-    for configuration in [USERS, ACCOUNTS] {
+    let (alone, before_shards) = (("daemon", "false"), ("gateway", "true"));
+    for (configuration, (role, is_gateway)) in [
+        (USERS, alone),
+        (ACCOUNTS, alone),
+        (USERS, before_shards),
+        (ACCOUNTS, before_shards),
+    ] {
         let broker = broker(configuration).await;
-        let settings = [("dynamo.components", "dynamo.backend")];
-        let daemon = daemon(broker.url(), "daemon", &settings).await;
+        let settings = [
+            ("dynamo.components", "dynamo.backend"),
+            ("gateway.enabled", is_gateway),
+        ];
+        let daemon = daemon(broker.url(), role, &settings).await;
         let mut router = InRole::connect(broker.url(), "dynamo").await;
         // The daemon acknowledges each request. It would send the answer over another connection.
         eventually("the daemon takes a request", async || {
