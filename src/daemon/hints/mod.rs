@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::index::QueryChain;
-use kvatlas_core::wire::{HolderId, NamespaceName, Shard};
+use kvatlas_core::wire::{HolderId, NamespaceName, Shard, WorkerName};
 
 use kvatlas_telemetry::HintMetrics;
 use kvatlas_telemetry::labels::HintDrop;
@@ -52,19 +52,26 @@ impl Hints {
         }
     }
 
-    /// Counts a report of hints that could not be decoded.
+    /// Whether hints about `worker` are kept here. Those about workers of other shards are not.
+    pub(crate) fn are_about(&self, worker: &WorkerName) -> bool {
+        self.shard.is_none_or(|shard| shard.owns(worker))
+    }
+
+    /// Counts a hint, or a report of hints, that could not be decoded.
     pub(crate) fn undecodable(&self, error: &dyn std::fmt::Display) {
         self.metrics.dropped(HintDrop::Undecodable, 1, error);
     }
 
     /// Counts hints for a namespace that the daemon does not know.
     pub(crate) fn unknown_namespace(&self, name: &NamespaceName, hints: usize) {
-        self.metrics
-            .dropped(HintDrop::UnknownNamespace, hints as u64, name);
+        if hints > 0 {
+            self.metrics
+                .dropped(HintDrop::UnknownNamespace, hints as u64, name);
+        }
     }
 
     /// Keeps the hint that `holder` will soon have the blocks of `chain`. Returns whether the hint was kept. A hint is
-    /// not kept if it has no blocks, is about a worker of another shard, or is larger than the whole memory for hints.
+    /// not kept if it has no blocks, or is larger than the whole memory for hints.
     pub(crate) fn add(
         &self,
         name: &NamespaceName,
@@ -72,7 +79,7 @@ impl Hints {
         chain: &mut QueryChain<'_>,
         now: Instant,
     ) -> bool {
-        if chain.is_empty() || self.shard.is_some_and(|shard| !shard.owns(&holder.worker)) {
+        if chain.is_empty() {
             return false;
         }
         let cost = cost(chain.len());

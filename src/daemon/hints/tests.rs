@@ -81,9 +81,9 @@ fn where_there_is_no_room_who_has_the_most_loses_the_oldest() {
 }
 
 #[test]
-fn the_workers_of_other_shards_are_passed_over() {
-    let (one, other): (Shard, Shard) = ("0/2".parse().unwrap(), "1/2".parse().unwrap());
-    let now = Instant::now();
-    let added = |shard| add(&Hints::new(Some(shard), TTL, 1 << 20), "a", "w", &key(1..4), now);
-    assert_ne!(added(one), added(other));
+fn hints_about_the_workers_of_other_shards_are_not_kept() {
+    let worker = WorkerName::new("w").unwrap();
+    let kept_by = |shard: &str| Hints::new(Some(shard.parse().unwrap()), TTL, 1 << 20).are_about(&worker);
+    assert_ne!(kept_by("0/2"), kept_by("1/2"));
+    assert!(Hints::new(None, TTL, 1 << 20).are_about(&worker));
 }

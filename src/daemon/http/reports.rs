@@ -1,7 +1,8 @@
 //! Reports of routers over HTTP: the same hints and outcomes as over NATS, as JSON.
 //!
 //! A hint says where a router has sent a request. An outcome tells how many cached blocks a request really found. A gateway
-//! passes reports on to its shards. Its answer has the number of shards, and names the shards that did not answer.
+//! passes reports on to its shards. Its answer has the number of shards, and names the shards that did not answer. A
+//! daemon keeps hints for itself: unlike over NATS, its replicas do not hear them.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -154,7 +154,11 @@ impl Outcomes {
                 .count()
         });
         if let Err(error) = &taken {
-            self.errors.refused(error.refusal(), 1, error);
+            // A namespace whose workers all belong to other shards need not be known here.
+            let is_own = report.outcomes.iter().any(|outcome| self.is_own(outcome));
+            if is_own || !matches!(error, ReportError::UnknownNamespace(_)) {
+                self.errors.refused(error.refusal(), 1, error);
+            }
         }
         taken
     }
@@ -235,9 +239,14 @@ impl Outcomes {
         namespace.ok_or_else(|| ReportError::UnknownNamespace(name.clone()))
     }
 
+    /// Whether an outcome is about a worker of the daemon's own shard.
+    fn is_own(&self, outcome: &Outcome) -> bool {
+        self.shard.is_none_or(|shard| shard.owns(&outcome.worker))
+    }
+
     /// Counts one outcome. Returns false if its holder is unknown, or belongs to another shard.
     fn count(&self, kept: &mut KeptOutcomes, namespace: &Namespace, outcome: &Outcome, now: Instant) -> bool {
-        if self.shard.is_some_and(|shard| !shard.owns(&outcome.worker)) {
+        if !self.is_own(outcome) {
             return false;
         }
         let id = HolderId {

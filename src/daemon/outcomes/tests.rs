@@ -126,6 +126,23 @@ fn reports_that_are_none_are_refused() {
 }
 
 #[test]
+fn a_namespace_without_workers_here_is_no_fault_of_a_report() {
+    let page = rendered(|| {
+        let other = NamespaceName::new("other").unwrap();
+        let report = OutcomeReport::new(vec![outcome("a", 1, 16)]);
+        for index in 0..2 {
+            let (outcomes, _writers) = outcomes(Shard::new(index, 2), &[]);
+            let refused = outcomes.take(&other, &report, Instant::now());
+            assert_eq!(refused, Err(ReportError::UnknownNamespace(other.clone())));
+            // Dropping these values would end their metric series.
+            std::mem::forget(outcomes);
+        }
+    });
+    let counted = "kvatlas_outcomes_refused_total{reason=\"unknown_namespace\"} 1";
+    assert!(page.lines().any(|line| line == counted), "{page}");
+}
+
+#[test]
 fn figures_are_by_certainty_and_by_holder() {
     let page = rendered(|| {
         let (outcomes, writers) = outcomes(None, &["a", "b"]);

@@ -15,12 +15,12 @@ use crate::hints::{Hints, KeptHint};
 
 impl Answerer {
     /// Keeps hints about the namespace `name`, from `now` on. Returns the number of kept hints. Hints about workers of
-    /// other shards are not kept.
+    /// other shards are passed over. Hints whose prompts are not valid are left out and counted.
     ///
     /// # Errors
     ///
-    /// [`WireError`] if the settings take no hints, if there are too many hints, if the namespace is not known, or if a
-    /// prompt is not valid.
+    /// [`WireError`] if the settings take no hints, if there are too many hints, if the namespace is not known, or if
+    /// prompts are not valid and no hint is kept.
     pub(crate) fn take_hints(
         &self,
         name: &NamespaceName,
@@ -38,15 +38,24 @@ impl Answerer {
             );
             return Err(WireError::new(ErrorCode::TooLarge, text));
         }
+        let own = || hints.iter().filter(|hint| kept.are_about(&hint.worker));
         let namespace = self.namespace(name).inspect_err(|_| {
-            kept.unknown_namespace(name, hints.len());
+            kept.unknown_namespace(name, own().count());
         })?;
-        let mut taken = 0;
-        for hint in hints {
-            let took = self.take_hint(kept, &namespace, hint, now);
-            taken += usize::from(took.inspect_err(|error| kept.undecodable(error))?);
+        let (mut taken, mut refused) = (0, None);
+        for hint in own() {
+            match self.take_hint(kept, &namespace, hint, now) {
+                Ok(is_kept) => taken += usize::from(is_kept),
+                Err(error) => {
+                    kept.undecodable(&error);
+                    refused.get_or_insert(error);
+                }
+            }
         }
-        Ok(taken)
+        match refused {
+            Some(error) if taken == 0 => Err(error),
+            _ => Ok(taken),
+        }
     }
 
     /// Checks which hints have come true, that is, whether the hint's holder has all blocks of the hint. Checks at most

@@ -11,6 +11,7 @@ use kvatlas_core::wire::{
 use super::*;
 
 mod ahead;
+mod hinted;
 mod usable;
 
 pub(super) fn answerer() -> Answerer {
