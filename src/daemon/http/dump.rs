@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -33,6 +33,8 @@ use super::shared::HttpShared;
 const PIECES_MAX: usize = 4;
 /// Approximate length of a piece of the answer, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
+/// Number of bytes that a client has to read in the time of a request (`http.request_timeout_ms`) on average.
+const RATE_BYTES: u32 = 1 << 20;
 
 /// Answers `GET /dump`. Refuses a second dump while one is under way.
 pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Response, HttpRefusal> {
@@ -105,7 +107,7 @@ struct CutShort;
 /// Reason why a dump ends early, so that its answer is cut short.
 enum DumpEnd {
     ClientLeft,
-    /// Client read nothing for too long. Only one dump runs at a time, so a waiting client blocks all other dumps.
+    /// Client read too little for too long. Only one dump runs at a time, so a slow client blocks all other dumps.
     ClientWaits,
     LanesStopped,
 }
@@ -119,7 +121,7 @@ impl From<PoolError> for DumpEnd {
 struct DumpWriter {
     pool: Arc<LanePool>,
     generation: StreamGeneration,
-    /// Maximum time that a client may take for each piece of the answer.
+    /// Maximum time that a client may take for each [`RATE_BYTES`] of the answer.
     patience: Duration,
     /// The namespaces with their keys in the dump.
     namespaces: Vec<(Arc<Namespace>, String)>,
@@ -136,7 +138,7 @@ impl DumpWriter {
         let mut output = Output {
             pieces,
             text: Vec::with_capacity(PIECE_BYTES * 2),
-            patience: self.patience,
+            patience: Patience::new(self.patience),
         };
         match self.write_all(&mut output).await {
             Err(DumpEnd::LanesStopped) => {
@@ -145,7 +147,7 @@ impl DumpWriter {
             Err(DumpEnd::ClientWaits) => {
                 let patience = self.patience;
                 log_gated!(
-                    warn "a dump was cut short: its client read nothing for {patience:?} (http.request_timeout_ms)"
+                    warn "a dump was cut short: its client read less than 1 MiB in each {patience:?} (http.request_timeout_ms)"
                 );
             }
             Ok(()) | Err(DumpEnd::ClientLeft) => {}
@@ -266,7 +268,7 @@ async fn write_holder(
 struct Output {
     pieces: mpsc::Sender<Piece>,
     text: Vec<u8>,
-    patience: Duration,
+    patience: Patience,
 }
 
 impl Output {
@@ -280,14 +282,56 @@ impl Output {
 
     async fn flush(&mut self) -> Result<(), DumpEnd> {
         let text = std::mem::take(&mut self.text);
-        self.send(Piece::Text(text.into())).await
+        let (bytes, begun) = (text.len(), Instant::now());
+        self.send(Piece::Text(text.into())).await?;
+        self.patience.note(begun.elapsed(), bytes);
+        Ok(())
     }
 
     async fn send(&self, piece: Piece) -> Result<(), DumpEnd> {
-        let sent = self.pieces.send_timeout(piece, self.patience).await;
+        let sent = self.pieces.send_timeout(piece, self.patience.left).await;
         sent.map_err(|error| match error {
             SendTimeoutError::Timeout(_) => DumpEnd::ClientWaits,
             SendTimeoutError::Closed(_) => DumpEnd::ClientLeft,
         })
+    }
+}
+
+/// Time for which the dump goes on waiting for its client. Waiting uses it up, and sent bytes give it back.
+struct Patience {
+    max: Duration,
+    left: Duration,
+}
+
+impl Patience {
+    fn new(max: Duration) -> Self {
+        Self { max, left: max }
+    }
+
+    /// Notes that the client took `bytes` bytes after a wait. Each [`RATE_BYTES`] give all of the time back.
+    fn note(&mut self, waited: Duration, bytes: usize) {
+        let gained = self.max.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX)) / RATE_BYTES;
+        self.left = (self.left.saturating_sub(waited) + gained).min(self.max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_reads_too_slowly_uses_up_the_patience() {
+        let after = |pieces: u32, milliseconds: u64| {
+            let mut patience = Patience::new(Duration::from_secs(10));
+            for _ in 0..pieces {
+                patience.note(Duration::from_millis(milliseconds), PIECE_BYTES);
+            }
+            patience.left
+        };
+        assert_eq!(after(1000, 600), Duration::from_secs(10));
+        assert_eq!(after(1, 1000), Duration::from_millis(9625));
+        // No time is left to wait for another piece.
+        assert!(after(26, 1000) < Duration::from_secs(1));
+        assert!(after(2, 9000) < Duration::from_secs(2));
     }
 }
