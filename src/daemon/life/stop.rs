@@ -1,13 +1,14 @@
 //! Stop of a daemon, step by step, within one time limit.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Daemon;
-use kvatlas_process::admin::Latch;
+use kvatlas_process::admin::{Latch, Readiness};
 
 /// Report of the steps of a stop that did not end in time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -28,32 +29,49 @@ impl fmt::Display for StopReport {
 /// Time limit of a stop, with the report of the steps that have overrun the limit.
 struct Deadline {
     at: Instant,
+    readiness: Arc<Readiness>,
     /// Whether the NATS server could not be reached when the stop began.
-    is_away: bool,
+    was_away: bool,
     report: StopReport,
 }
 
 /// Maximum time for a step that needs the NATS server, such as leaving a queue group, while the server cannot be
 /// reached.
 const ALONE_PATIENCE: Duration = Duration::from_millis(500);
+/// Time between two checks whether the NATS server can still be reached.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Deadline {
-    /// Runs a step that needs the NATS server. If the server could not be reached when the stop began, the step is cut short,
-    /// and is not reported as overrun.
+    /// Runs a step that needs the NATS server. While the server cannot be reached, the step is cut short after
+    /// [`ALONE_PATIENCE`], and is not reported as overrun.
     async fn leave(&mut self, name: &str, step: impl Future<Output = ()>) {
-        let at = match self.is_away {
-            true => Instant::now() + ALONE_PATIENCE,
-            false => self.at,
-        };
-        if tokio::time::timeout_at(at, step).await.is_ok() {
-            return;
+        tokio::select! {
+            biased;
+            () = step => return,
+            () = self.alone() => {}
+            () = tokio::time::sleep_until(self.at) => {}
         }
-        match self.is_away {
+        match self.is_away() {
             true => tracing::warn!(
                 step = name,
                 "left without taking leave: NATS is away, or refuses what that needs"
             ),
             false => self.report.overran.push(name.to_owned()),
+        }
+    }
+
+    fn is_away(&self) -> bool {
+        self.was_away || self.readiness.is_cut_off()
+    }
+
+    /// Waits until the NATS server could not be reached for [`ALONE_PATIENCE`].
+    async fn alone(&self) {
+        let mut since = Instant::now();
+        while since.elapsed() < ALONE_PATIENCE {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            if !self.is_away() {
+                since = Instant::now();
+            }
         }
     }
 
@@ -70,7 +88,8 @@ impl Daemon {
     /// Stops the daemon. In order: no new queries, no new events, received events applied, a last snapshot, the
     /// listeners closed.
     ///
-    /// Takes about `shutdown.drain_seconds` at most. The report names the steps that were cut short.
+    /// Takes about `shutdown.drain_seconds` at most. With snapshots, the steps before the last one have half of that
+    /// time. The report names the steps that were cut short.
     ///
     /// The future is boxed for the same reason as the future of [`Self::start`].
     pub fn stop(self) -> BoxFuture<'static, StopReport> {
@@ -78,11 +97,11 @@ impl Daemon {
     }
 
     async fn end(self) -> StopReport {
-        let at = Instant::now() + self.config.shutdown.drain;
+        let (begun, drain) = (Instant::now(), self.config.shutdown.drain);
         let mut deadline = Deadline {
-            at,
-            // This is read before the drain, because the drain ends the connections.
-            is_away: !self.readiness.report().is_set(Latch::Connected),
+            at: begun + self.snapshots.as_ref().map_or(drain, |_| drain / 2),
+            readiness: Arc::clone(&self.readiness),
+            was_away: !self.readiness.report().is_set(Latch::Connected),
             report: StopReport::default(),
         };
         self.readiness.start_draining();
@@ -91,6 +110,7 @@ impl Daemon {
             deadline.step("http", http.stop()).await;
         }
         deadline.leave("events", self.events.end()).await;
+        self.readiness.forget_connections();
         let lanes = async {
             if let Err(error) = self.pool.drain().await {
                 tracing::error!(%error, "the lanes cannot be drained");
@@ -98,6 +118,7 @@ impl Daemon {
         };
         deadline.step("lanes", lanes).await;
         deadline.step("upkeep", self.upkeep.end()).await;
+        deadline.at = begun + drain;
         if let Some(snapshots) = &self.snapshots {
             let saving = async {
                 // `save` counts and logs its failure.
@@ -126,5 +147,33 @@ impl Daemon {
             deadline.step("broker", stopping).await;
         }
         deadline.report
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_step_ends_soon_after_its_server_has_gone() {
+        let (readiness, up) = (Arc::new(Readiness::new()), Arc::new(AtomicBool::new(true)));
+        let stands = Arc::clone(&up);
+        readiness.follow_connection("queries", move || stands.load(Ordering::Relaxed));
+        let mut deadline = Deadline {
+            at: Instant::now() + Duration::from_secs(30),
+            readiness,
+            was_away: false,
+            report: StopReport::default(),
+        };
+        deadline.leave("quick", async {}).await;
+        // The server goes when the step has begun, and the step never ends.
+        let step = async {
+            up.store(false, Ordering::Relaxed);
+            std::future::pending().await
+        };
+        deadline.leave("queries", step).await;
+        assert!(deadline.report.overran.is_empty());
     }
 }

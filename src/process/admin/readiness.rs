@@ -120,9 +120,18 @@ impl Readiness {
     /// Records that the daemon is stopping. It is not ready from now on.
     pub fn start_draining(&self) {
         self.bits.fetch_or(DRAINING, Ordering::AcqRel);
-        // The functions hold clones of the clients. Dropping the clones lets each connection end with the part of the
-        // daemon that uses it.
+    }
+
+    /// Follows connections no longer. Keeps [`Latch::Connected`] as it was set by [`Self::set`] and [`Self::clear`]. The
+    /// functions of the connections hold clones of the clients, and without these the connections can end.
+    pub fn forget_connections(&self) {
         self.connections.lock().clear();
+    }
+
+    /// Whether connections are followed, and none of them is up.
+    pub fn is_cut_off(&self) -> bool {
+        let connections = self.connections.lock();
+        !connections.is_empty() && !connections.iter().any(|(_, stands)| stands())
     }
 
     /// Whether the daemon may answer a question that it has received. It may if it is not draining and all latches
@@ -382,7 +391,11 @@ mod tests {
         stands[1].store(true, Ordering::Relaxed);
         assert!(readiness.report().is_ready());
         listens.store(false, Ordering::Relaxed);
-        assert!(!readiness.report().is_ready());
+        assert!(!readiness.report().is_ready() && !readiness.is_cut_off());
+        stands[1].store(false, Ordering::Relaxed);
+        assert!(readiness.is_cut_off());
+        readiness.forget_connections();
+        assert!(!readiness.is_cut_off());
         readiness.clear(Latch::Settled);
         assert!(!readiness.may_answer());
     }
