@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use async_nats::{Client, Message};
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::lanes::{HolderCommand, LanePool};
@@ -45,17 +44,9 @@ pub(super) async fn start_commands(
     if !shared.config.admin.commands {
         return Ok(());
     }
-    let warned = Mutex::new(false);
     let refused = RefusedSubscriptions::default();
     let counted = refused.clone();
-    let notice = move |notice: &ConnectionNotice| {
-        counted.note(notice);
-        if let ConnectionNotice::Error(error) = notice
-            && !std::mem::replace(&mut *warned.lock(), true)
-        {
-            tracing::warn!(error, "commands of operators may not be heard (admin.commands)");
-        }
-    };
+    let notice = move |notice: &ConnectionNotice| counted.note(notice);
     let buffer = Buffer::of_messages(CAPACITY);
     let client = connect_counted(&shared.nats, Connection::Admin, "admin", buffer, notice).await?;
     let messages =
