@@ -484,6 +484,11 @@ impl Relay {
         !self.is_lost
     }
 
+    /// Whether the engine has ever been in sight.
+    pub(super) fn was_seen(&self) -> bool {
+        self.was_seen
+    }
+
     /// Puts the engine out of sight: it is silent, or batches may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         let was_lost = std::mem::replace(&mut self.is_lost, true);
@@ -509,6 +514,15 @@ impl Relay {
         };
         match self.is_lost {
             true => self.publisher.heartbeat_for(time).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Puts the engine out of sight as one that was never in sight: nothing has come of it since its process began.
+    pub(super) async fn unseen(&mut self) -> Result<(), PublisherError> {
+        self.lost().await?;
+        match std::mem::take(&mut self.was_seen) {
+            true => self.publisher.heartbeat_for(PENDING_TOLD_FOR).await,
             false => Ok(()),
         }
     }

@@ -169,6 +169,9 @@ pub(super) struct ServerEvents {
     /// Ranks that are out of sight (not known for certain) until the numbers of their next events have come. An answer
     /// with their events may have been lost or may have gone to an earlier bridge, or the process may be another one.
     unproven: BTreeSet<Rank>,
+    /// Whether a connection was made since the last answer with numbers. An answer with the first events of a new process may
+    /// have been lost then.
+    is_fresh: bool,
 }
 
 impl FollowedSource for ServerEvents {
@@ -219,6 +222,7 @@ impl ServerEvents {
             batch: EngineBatch::default(),
             last: BTreeMap::new(),
             unproven: BTreeSet::from([rank]),
+            is_fresh: true,
         }
     }
 
@@ -227,6 +231,7 @@ impl ServerEvents {
     fn doubt_all(&mut self) {
         let ranks = self.holders.all().map(|(_, rank, _)| rank);
         self.unproven.extend(ranks);
+        self.is_fresh = true;
     }
 
     /// Asks for the next answer, and waits for it. During the wait, the holders stay in sight, unless this process
@@ -314,8 +319,9 @@ impl ServerEvents {
     }
 
     /// Judges the ranks that have no event in an answer, by the numbers of the other ranks. If those numbers begin
-    /// again, the process is another one, and holds no block for the silent ranks either. If some of those numbers are
-    /// missing, events of the silent ranks may be missing, too, because all ranks share one buffer in the server.
+    /// again, the process is another one, and holds no block for the silent ranks either, unless the answer with these blocks
+    /// was lost. If some of those numbers are missing, events of the silent ranks may be missing, too, because all ranks
+    /// share one buffer in the server.
     async fn judge_the_silent(&mut self, proven: &BTreeMap<Rank, Numbers>) -> Result<(), PublisherError> {
         let is_restarted = proven.values().any(Numbers::is_restarted);
         let has_holes = proven.values().any(Numbers::has_holes);
@@ -327,12 +333,15 @@ impl ServerEvents {
             if is_restarted {
                 relay.restart(None).await?;
                 self.last.remove(&rank);
-                self.unproven.remove(&rank);
+                if !self.is_fresh {
+                    self.unproven.remove(&rank);
+                }
             }
             if has_holes {
                 self.unproven.insert(rank);
             }
         }
+        self.is_fresh &= proven.is_empty();
         Ok(())
     }
 
@@ -363,14 +372,16 @@ impl ServerEvents {
                 .apply_events(batch, |event| event.rank.unwrap_or(own_rank) == *rank)
                 .await?;
         }
-        // The server is alive, and so are its ranks without events in this answer.
+        // The server is alive, and so are its ranks without events in this answer. A rank of which this process has told no
+        // event may be gone: the server may have been started anew with fewer ranks.
         for (_, rank, relay) in self.holders.all() {
             match seen_for {
                 Some(time) if !self.unproven.contains(&rank) => relay.seen(time).await?,
-                Some(_) => {
+                Some(_) if rank == self.rank || self.last.contains_key(&rank) => {
                     relay.lost().await?;
                     relay.told_alive().await?;
                 }
+                Some(_) => relay.unseen().await?,
                 None => relay.lost().await?,
             }
         }
@@ -431,10 +442,7 @@ mod tests {
         assert_eq!(prove(Some(u64::MAX), &[0]), Numbers::Whole);
     }
 
-    /// After a restart of the process, a rank has had no event when the connection breaks. The answer that is lost with the
-    /// connection may have had its first ones.
-    #[tokio::test]
-    async fn a_rank_without_an_event_is_unproven_behind_a_new_connection() {
+    async fn server_events() -> ServerEvents {
         let server = find_nats_server(None).unwrap();
         let broker = Arc::new(EmbeddedBroker::start(&server).await.unwrap());
         let holders = Holders::new(Box::new(move |worker, _| {
@@ -445,21 +453,33 @@ mod tests {
                 Ok(started(blocks, way).await)
             })
         }));
-        let mut events = ServerEvents::new(WorkerName::new("gpu-0").unwrap(), 0, holders);
-        let created = |rank: Rank, id: u64| {
-            json!({"event_id": id, "data": {"type": "created", "num_blocks_per_cache_level": [9]}, "window_size": null,
-                "attention_dp_rank": rank})
-        };
-        let mut in_sight = async |is_new: bool, answer: serde_json::Value| -> Vec<Rank> {
-            if is_new {
-                events.doubt_all();
-            }
-            let answer = answer.to_string();
-            let seen_for = Some(Duration::from_secs(60));
-            events.apply(answer.as_bytes(), seen_for).await.unwrap();
-            let seen = events.holders.all().filter(|(_, _, relay)| relay.is_in_sight());
-            seen.map(|(_, rank, _)| rank).collect()
-        };
+        ServerEvents::new(WorkerName::new("gpu-0").unwrap(), 0, holders)
+    }
+
+    fn created(rank: Rank, id: u64) -> serde_json::Value {
+        json!({"event_id": id, "data": {"type": "created", "num_blocks_per_cache_level": [9]}, "window_size": null,
+            "attention_dp_rank": rank})
+    }
+
+    /// Applies an answer, which may have come over a new connection. Returns the ranks in sight.
+    async fn in_sight(events: &mut ServerEvents, is_new: bool, answer: serde_json::Value) -> Vec<Rank> {
+        if is_new {
+            events.doubt_all();
+        }
+        let answer = answer.to_string();
+        let seen_for = Some(Duration::from_secs(60));
+        events.apply(answer.as_bytes(), seen_for).await.unwrap();
+        let seen = events.holders.all().filter(|(_, _, relay)| relay.is_in_sight());
+        seen.map(|(_, rank, _)| rank).collect()
+    }
+
+    /// After a restart of the process, a rank has had no event when the connection breaks. The answer that is lost with the
+    /// connection may have had its first ones.
+    #[tokio::test]
+    async fn a_rank_without_an_event_is_unproven_behind_a_new_connection() {
+        let mut events = server_events().await;
+        let mut in_sight =
+            async |is_new: bool, answer: serde_json::Value| in_sight(&mut events, is_new, answer).await;
         assert_eq!(
             in_sight(true, json!([created(0, 0), created(1, 0)])).await,
             [0, 1]
@@ -471,5 +491,32 @@ mod tests {
         );
         assert_eq!(in_sight(true, json!([created(0, 1)])).await, [0]);
         assert_eq!(in_sight(false, json!([created(1, 0)])).await, [0, 1]);
+    }
+
+    /// The answer that was lost with the connection may have had the first events of the silent ranks. The new process may
+    /// also have fewer ranks.
+    #[tokio::test]
+    async fn a_restart_behind_a_new_connection_proves_nothing_of_the_silent_ranks() {
+        let mut events = server_events().await;
+        let all = json!([created(0, 0), created(1, 0), created(2, 0)]);
+        assert_eq!(in_sight(&mut events, true, all).await, [0, 1, 2]);
+        assert!(in_sight(&mut events, true, json!([])).await.is_empty());
+        assert_eq!(in_sight(&mut events, false, json!([created(1, 0)])).await, [1]);
+        assert_eq!(
+            in_sight(&mut events, false, json!([created(0, 0), created(0, 1)])).await,
+            [0, 1]
+        );
+        let ranks = events.holders.all();
+        let seen: Vec<bool> = ranks.map(|(_, _, relay)| relay.was_seen()).collect();
+        assert_eq!(
+            seen,
+            [true, true, false],
+            "the last one is told of for a time only"
+        );
+        assert_eq!(
+            in_sight(&mut events, false, json!([created(1, 0)])).await,
+            [0, 1, 2],
+            "no answer was lost before this restart"
+        );
     }
 }
