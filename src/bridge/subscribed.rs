@@ -112,7 +112,8 @@ impl FollowedSource for SubscribedEvents {
             }
             // The server is alive here: without a sign of life from it, the frames would have ended with an error.
             if !quiet.is_behind() {
-                self.seen(task.options.look_interval_max()).await?;
+                let count = task.origin.as_ref().and_then(OriginServer::ranks);
+                self.seen(task.options.look_interval_max(), count).await?;
             }
             self.note_followed(task);
         }
@@ -277,12 +278,18 @@ impl SubscribedEvents {
         }
     }
 
-    /// Reports that ranks are alive for `time`, because the server is alive. Leaves out ranks whose snapshot is not
-    /// complete yet.
-    async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
+    /// Reports that ranks are alive for `time`, because the server is alive. `count` is the number of its ranks; `None` if
+    /// the server does not tell it. A rank without a frame on this connection, or without its whole snapshot, stays out of
+    /// sight, and daemons are still told of it. Daemons forget two kinds of ranks that stay without a frame: those beside
+    /// `count` others, which the server no longer has, and those that were never heard while others are.
+    async fn seen(&mut self, time: Duration, count: Option<u32>) -> Result<(), PublisherError> {
+        let heard = self.ranks.len();
+        let is_all = count.is_some_and(|count| heard >= count as usize);
         for (_, rank, relay) in self.holders.all() {
-            if self.ranks.get(&rank).is_some_and(|stream| stream.due.is_none()) {
-                relay.seen(time).await?;
+            match self.ranks.get(&rank) {
+                Some(stream) if stream.due.is_none() => relay.seen(time).await?,
+                None if is_all || (heard > 0 && !relay.was_seen()) => {}
+                _ => relay.told_alive().await?,
             }
         }
         Ok(())
@@ -291,8 +298,13 @@ impl SubscribedEvents {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use kvatlas_engines::{Format, Translator, TranslatorSettings};
     use prost::Message;
 
+    use super::super::kin::Kin;
+    use super::super::relay::tests::{heard, next_batch, started, told_lost, way};
     use super::*;
 
     /// Returns the frame `number` of rank 0, without events.
@@ -312,5 +324,29 @@ mod tests {
         }
         let ended = events.apply(&frame(3)).await.unwrap_err();
         assert!(matches!(ended, FollowedSourceError::Cut(_)), "{ended:?}");
+    }
+
+    /// The engine is idle, and its server sends live events only, so no frame comes over the new connection.
+    #[tokio::test]
+    async fn an_idle_rank_behind_a_new_connection_is_told_of() {
+        let (broker, mut batches) = heard().await;
+        let broker = Arc::new(broker);
+        let holders = Holders::new(Box::new(move |worker, _| {
+            let broker = Arc::clone(&broker);
+            Box::pin(async move {
+                let way = way(&broker, worker.as_str(), Kin::default()).await;
+                let blocks = Translator::new(TranslatorSettings::for_format(Format::Vllm));
+                Ok(started(blocks, way).await)
+            })
+        }));
+        let mut events = SubscribedEvents::new(WorkerName::new("gpu-0").unwrap(), 0, holders);
+        events.connected().await.unwrap();
+        events.apply(&frame(0)).await.unwrap();
+        events.seen(Duration::ZERO, None).await.unwrap();
+        events.connected().await.unwrap();
+        told_lost(&mut batches).await;
+        events.seen(Duration::ZERO, None).await.unwrap();
+        let heartbeat = tokio::time::timeout(Duration::from_secs(60), next_batch(&mut batches));
+        assert!(heartbeat.await.unwrap().events.is_empty());
     }
 }

@@ -177,6 +177,19 @@ impl PlaneEvents {
         }
     }
 
+    /// Goes on telling daemons of the workers out of sight whose records stand.
+    pub(super) async fn told_recorded(&mut self) -> Result<(), PublisherError> {
+        if self.courses.records.trouble.is_some() {
+            return Ok(());
+        }
+        for SourceRecord { worker, rank, .. } in self.courses.all.values().map(|course| &course.record) {
+            if let Some(relay) = self.holders.get(worker, *rank).await {
+                relay.told_alive().await?;
+            }
+        }
+        Ok(())
+    }
+
     pub(super) async fn apply_records(&mut self) -> Result<(), PublisherError> {
         let wanted = self
             .courses
@@ -274,6 +287,9 @@ impl PlaneEvents {
             relay.lost().await?;
         }
         if !goes_on {
+            if !is_behind {
+                relay.told_alive().await?;
+            }
             courses.wait(publisher, message);
             return Ok(());
         }
@@ -343,10 +359,13 @@ impl PlaneEvents {
             Ok(caught) => caught,
             Err(error) => {
                 course.has_failed(error.to_string(), &self.courses.pace);
-                let is_silent = course.alive_at.elapsed() >= self.courses.pace.silent_after;
-                return match is_silent {
-                    true => relay.lost().await,
-                    false => Ok(()),
+                if course.alive_at.elapsed() >= self.courses.pace.silent_after {
+                    relay.lost().await?;
+                }
+                return match self.courses.records.trouble {
+                    // The worker's record stands.
+                    None => relay.told_alive().await,
+                    Some(_) => Ok(()),
                 };
             }
         };

@@ -38,14 +38,13 @@ impl FollowedSource for PlaneEvents {
 
     async fn disconnected(&mut self, task: &SourceTask) -> Result<(), FollowedSourceError> {
         self.lost().await?;
-        // The worker behind the broken connection may be gone.
-        match &task.records {
-            Some(records) => {
-                let known = Arc::clone(&records.borrow());
-                Ok(self.take_records(known).await?)
-            }
-            None => Ok(()),
+        // The worker behind the broken connection may be gone. The records tell.
+        if let Some(records) = &task.records {
+            let known = Arc::clone(&records.borrow());
+            self.take_records(known).await?;
+            self.told_recorded().await?;
         }
+        Ok(())
     }
 
     async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {

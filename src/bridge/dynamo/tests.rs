@@ -8,7 +8,10 @@ use kvatlas_engines::{Translator, TranslatorSettings};
 use serde_json::json;
 
 use super::super::holders::StartRelay;
+use super::super::relay::tests::{next_batch, told_lost};
 use super::super::relay::{Relay, Way};
+use super::super::stalls::{BridgeClock, StallWatch};
+use super::answers::AnswerError;
 use super::course::Course;
 use super::records::{SourceRecord, Target};
 use super::*;
@@ -180,4 +183,46 @@ async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
     // The worker is another process now.
     events.apply(&message(9_999, 0, 0..1), false).await.unwrap();
     assert_eq!(events.holders.trouble().as_deref(), Some("lost_batches"));
+}
+
+/// The worker can be heard, and cannot be asked.
+#[tokio::test]
+async fn a_worker_that_does_not_answer_is_told_of_while_its_record_stands() {
+    let broker = broker().await;
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let mut batches = nats.subscribe("kvatlas.v1.events.>").await.unwrap();
+    nats.flush().await.unwrap();
+    let mut events = reported_plane(&broker).await;
+    let worker = WorkerName::new("0").unwrap();
+    let record = SourceRecord {
+        subject: "t".to_owned(),
+        id: 0,
+        worker: worker.clone(),
+        rank: 0,
+        target: Target::Nats("ask".to_owned()),
+    };
+    let records = Records {
+        is_known: true,
+        sources: [(1, record)].into(),
+        ..Records::default()
+    };
+    events.take_records(Arc::new(records)).await.unwrap();
+    let look = StallWatch::new(BridgeClock::default(), &FollowOptions::default()).look();
+    for attempt in 0..3 {
+        let relay = events.holders.get(&worker, 0).await.unwrap();
+        relay.seen(Duration::ZERO).await.unwrap();
+        relay.lost().await.unwrap();
+        told_lost(&mut batches).await;
+        match attempt {
+            0 => events.apply(&message(1, 7, 0..1), false).await.unwrap(),
+            1 => {
+                let asked = events.question(look).unwrap();
+                let failed = Err(AnswerError::TooFast);
+                events.answered(asked, failed, |_| true).await.unwrap();
+            }
+            _ => events.told_recorded().await.unwrap(),
+        }
+        let heartbeat = tokio::time::timeout(Duration::from_secs(60), next_batch(&mut batches));
+        assert!(heartbeat.await.unwrap().events.is_empty(), "attempt {attempt}");
+    }
 }

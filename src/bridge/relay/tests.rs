@@ -46,7 +46,7 @@ pub(crate) async fn started(blocks: Translator, way: Way) -> Relay {
 }
 
 /// A NATS server, and a subscription to the messages that a relay publishes there.
-async fn heard() -> (EmbeddedBroker, async_nats::Subscriber) {
+pub(crate) async fn heard() -> (EmbeddedBroker, async_nats::Subscriber) {
     let server = find_nats_server(None).unwrap();
     let broker = EmbeddedBroker::start(&server).await.unwrap();
     let nats = async_nats::connect(broker.url()).await.unwrap();
@@ -71,9 +71,19 @@ async fn heard_relay() -> (EmbeddedBroker, Relay, async_nats::Subscriber) {
     (broker, relay, batches)
 }
 
-async fn next_batch(batches: &mut async_nats::Subscriber) -> EventBatch {
+pub(crate) async fn next_batch(batches: &mut async_nats::Subscriber) -> EventBatch {
     let message = batches.next().await.unwrap();
     EventBatch::decode(&message.payload, &WireLimits::default()).unwrap()
+}
+
+/// Waits until a relay has told daemons that its engine is in sight, and then that it is out of sight.
+pub(crate) async fn told_lost(batches: &mut async_nats::Subscriber) {
+    for doubts in [
+        DegradedReasons::default(),
+        DegradedReasons::of(DegradedReason::UpstreamLost),
+    ] {
+        while next_batch(batches).await.events != [Event::Doubted(doubts)] {}
+    }
 }
 
 #[tokio::test]
