@@ -61,6 +61,14 @@ pub(super) enum GrpcError {
         /// Message of the server.
         text: String,
     },
+    /// The connection failed during a question.
+    #[error("{code:?}: {text}")]
+    Broken {
+        /// Status code that the client gives the failure.
+        code: Code,
+        /// Error of the connection.
+        text: String,
+    },
     /// The server has ended the stream.
     #[error("the server has ended the stream")]
     Ended,
@@ -71,12 +79,20 @@ impl GrpcError {
     pub(super) fn is_absent(&self) -> bool {
         matches!(self, Self::Off(_))
     }
+
+    /// Returns whether the server has answered.
+    pub(super) fn is_answer(&self) -> bool {
+        matches!(self, Self::Off(_) | Self::Lost(_) | Self::Status { .. })
+    }
 }
 
 impl From<Status> for GrpcError {
     fn from(status: Status) -> Self {
         let text = status.message().to_owned();
+        // A status that the server has sent has no source.
+        let is_sent = std::error::Error::source(&status).is_none();
         match status.code() {
+            code if !is_sent => Self::Broken { code, text },
             Code::Unimplemented => Self::Off(text),
             Code::DataLoss | Code::OutOfRange => Self::Lost(text),
             code => Self::Status { code, text },
@@ -251,6 +267,21 @@ async fn open(channel: &Channel, format: Format, seen: u64) -> Result<Streaming<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_server_sends_a_status_without_a_source() {
+        for sent in [
+            Status::unauthenticated("no key"),
+            Status::unavailable("the engine is loading"),
+            Status::unimplemented(""),
+            Status::data_loss(""),
+        ] {
+            assert!(GrpcError::from(sent.clone()).is_answer(), "{sent:?}");
+        }
+        let broken = Status::from_error(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into());
+        assert!(!GrpcError::from(broken).is_answer());
+        assert!(!GrpcError::TimedOut(Duration::ZERO).is_answer());
+    }
 
     #[tokio::test]
     async fn endpoints_have_a_host_and_a_port() {

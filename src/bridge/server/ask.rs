@@ -64,7 +64,11 @@ pub(super) enum AskError {
 impl AskError {
     /// Whether the server has answered, in a way that is of no use.
     pub(super) fn is_answer(&self) -> bool {
-        !matches!(self, Self::Http(_) | Self::TimedOut(_) | Self::Grpc(_)) && !self.is_other_engine()
+        match self {
+            Self::Http(_) | Self::TimedOut(_) => false,
+            Self::Grpc(error) => error.is_answer(),
+            _ => !self.is_other_engine(),
+        }
     }
 
     /// Whether the error means that the server belongs to another engine, because it serves another model than the given
