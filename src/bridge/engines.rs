@@ -1,6 +1,7 @@
 //! The engines that a bridge follows.
 
 mod awaited;
+mod freed;
 mod given;
 mod kept;
 mod lifetimes;
@@ -50,6 +51,7 @@ use super::sources::SourceTask;
 use super::stalls::BridgeClock;
 use super::state::{KeptPlaces, Registered, StateDirectory};
 use awaited::RefusedAnnouncements;
+use freed::Freed;
 use given::Given;
 use kept::KeptRegistrations;
 use kvatlas_process::broker::RefusedSubscriptions;
@@ -216,14 +218,15 @@ struct BridgeState {
     kept: KeptRegistrations,
     /// Announcements of engines that are refused.
     refused: RefusedAnnouncements,
+    /// Engines that are no longer followed, until [`Bridge::fill`].
+    freed: Vec<Freed>,
 }
 
 impl BridgeState {
-    /// Stops following an engine, so that daemons forget it.
+    /// Stops following an engine. Its task ends with [`Bridge::fill`].
     fn remove(&mut self, key: &EngineKey) {
-        if let Some(followed) = self.engines.remove(key) {
-            followed.end(true);
-        }
+        let removed = self.engines.remove(key);
+        self.freed.extend(removed.map(Freed::of_engine));
     }
 
     /// Returns the engines that were registered and are followed, whether sources give them, too, or not.
@@ -374,10 +377,6 @@ impl Bridge {
 
     /// Begins to follow an engine from any origin. If the engine is already followed with the same settings, only its
     /// address and labels are updated. An engine without an address gets its server's address.
-    fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
-        self.follow_in(&mut self.inner.state.lock(), engine)
-    }
-
     fn follow_in(&self, state: &mut BridgeState, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         match engine {
             GivenEngine::Publisher(mut engine) => {
@@ -396,7 +395,7 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow `engine` as [`Self::follow`] does. `origin` is the server that reported the engine; `None` if the
+    /// Begins to follow `engine` as [`Self::follow_in`] does. `origin` is the server that reported the engine; `None` if the
     /// engine was given directly.
     fn add(
         &self,

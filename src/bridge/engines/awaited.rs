@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_nats::Client;
 use kvatlas_client::publish::PublisherError;
@@ -17,13 +18,14 @@ use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, RegisterRefus
 
 use super::super::check::check_block_size;
 use super::super::progress::log_untold;
-use super::super::relay::PENDING_TOLD_FOR;
 use super::super::server::ServerHandle;
 use super::servers::presumed;
-use super::{Bridge, BridgeState, Inner, has_other_size};
+use super::{Bridge, BridgeState, Inner};
 
 /// Maximum number of models of which a refused engine is announced.
 const REFUSED_MODELS_MAX: usize = 64;
+/// Pause between two looks whether the server of an announced engine is there.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// Party that gives engines which the bridge refuses: a source, a server that has told its publishers, or clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,11 +40,11 @@ pub(super) enum GivenBy {
 #[derive(Debug)]
 pub(super) struct RefusedAnnouncement {
     by: GivenBy,
-    announcement: Announcement,
+    pub(super) announcement: Announcement,
 }
 
 impl RefusedAnnouncement {
-    fn key(&self) -> &EngineKey {
+    pub(super) fn key(&self) -> &EngineKey {
         &self.announcement.key
     }
 }
@@ -55,6 +57,7 @@ pub(super) type RefusedAnnouncements = Vec<RefusedAnnouncement>;
 #[derive(Debug)]
 pub(super) struct Announcement {
     key: EngineKey,
+    pub(super) block_size: u32,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
     /// Token that is cancelled once the task of this report has ended.
@@ -97,13 +100,7 @@ impl Bridge {
         if is_refused || state.engines.contains_key(&engine.key) || announced.any(|key| *key == engine.key) {
             return;
         }
-        let in_force = state
-            .staying(&|_| false)
-            .find(|other| has_other_size(other, &engine));
-        if let Some(other) = in_force {
-            // The engine's own size could shut the others out, where daemons take the size that they hear of first.
-            engine.block_size = other.block_size;
-        }
+        engine.block_size = state.size_in_force(&engine);
         let awaited = Announced {
             engine,
             trouble: "its server has not told how to follow it".to_owned(),
@@ -126,13 +123,14 @@ impl Bridge {
         let still = |key: &EngineKey| refused.iter().any(|(engine, _)| engine.key == *key);
         state.end_refused(true, |announced| announced.by == *by && !still(announced.key()));
         for (engine, refusal) in refused {
-            let Some(engine) = announced_size(engine, refusal) else {
+            let Some(mut engine) = announced_size(engine, refusal) else {
                 continue;
             };
+            engine.block_size = state.size_in_force(&engine);
             let mut refused = state.refused.iter();
             let is_known = state.engines.contains_key(&engine.key)
                 || state.is_awaited(&engine.key)
-                || refused.any(|announced| announced.key().model == engine.key.model);
+                || refused.any(|announced| state.stands_for(announced, &engine.key));
             if is_known || state.refused.len() >= REFUSED_MODELS_MAX {
                 continue;
             }
@@ -171,6 +169,7 @@ impl Bridge {
         let nats = state.nats.clone().filter(|_| !state.is_stopping)?;
         let announcement = Announcement {
             key: announced.engine.key.clone(),
+            block_size: announced.engine.block_size,
             stop: CancellationToken::new(),
             says_goodbye: Arc::default(),
             ended: CancellationToken::new(),
@@ -227,6 +226,43 @@ impl BridgeState {
             .values()
             .filter_map(|asked| asked.announcement.as_ref());
         announced.any(|announcement| announcement.key == *key)
+    }
+
+    /// Returns the announcements of engines that are not followed.
+    fn announcements(&self) -> impl Iterator<Item = &Announcement> {
+        let awaited = self
+            .servers
+            .values()
+            .filter_map(|asked| asked.announcement.as_ref());
+        awaited.chain(self.refused.iter().map(|refused| &refused.announcement))
+    }
+
+    /// Returns the block size of the engine that is followed or announced under `key`; `None` if there is none.
+    pub(super) fn told_size(&self, key: &EngineKey) -> Option<u32> {
+        let announced = || self.announcements().find(|announced| announced.key == *key);
+        match self.engines.get(key) {
+            Some(followed) => Some(followed.engine.block_size),
+            None => Some(announced()?.block_size),
+        }
+    }
+
+    /// Returns the block size with which `engine` is announced: that of an engine of its model which is followed, or else
+    /// announced. Its own size could shut the others out, where daemons take the size that they hear of first.
+    fn size_in_force(&self, engine: &NewEngine) -> u32 {
+        let model = &engine.key.model;
+        let mut followed = self.staying(&|_| false).filter(|other| other.key.model == *model);
+        let mut announced = self.announcements().filter(|other| other.key.model == *model);
+        let followed = followed.next().map(|other| other.block_size);
+        let in_force = followed.or_else(|| Some(announced.next()?.block_size));
+        in_force.unwrap_or(engine.block_size)
+    }
+
+    /// Whether an announced engine stands for the refused engine `key`: it is that engine, or is of its model. Daemons are not
+    /// told for ever of one whose server is not there, so that one stands for no other.
+    fn stands_for(&self, announced: &RefusedAnnouncement, key: &EngineKey) -> bool {
+        let server = self.handle_of(&announced.by);
+        let is_told = server.is_none_or(|server| server.is_there());
+        announced.key() == key || (is_told && announced.key().model == key.model)
     }
 
     /// Returns the server that `by` is; `None` if it is none.
@@ -298,8 +334,11 @@ impl Inner {
         // A relay begins out of sight.
         let mut relay = self.relay(engine, holder.worker, holder.rank, nats).await?;
         relay.explain(Some(&announced.trouble)).await.map_err(in_words)?;
-        let pause = || tokio::time::sleep(PENDING_TOLD_FOR / 2);
-        while stop.run_until_cancelled(pause()).await.is_some() {
+        while stop
+            .run_until_cancelled(tokio::time::sleep(PAUSE))
+            .await
+            .is_some()
+        {
             if announced.server.as_ref().is_none_or(ServerHandle::is_there) {
                 relay.told_alive().await.map_err(in_words)?;
             }

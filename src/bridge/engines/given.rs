@@ -80,10 +80,22 @@ impl Given {
 
     /// Returns the engines that sources give under the names in `dropped`.
     fn named_like(&self, dropped: &Set) -> Vec<GivenEngine> {
+        self.all_of(
+            |engine| dropped.publishers.contains_key(&engine.key),
+            |server| dropped.servers.contains_key(&server.key()),
+        )
+    }
+
+    /// Returns the publishers and the servers that sources give and that are meant.
+    pub(super) fn all_of(
+        &self,
+        is_publisher_meant: impl Fn(&NewEngine) -> bool,
+        is_server_meant: impl Fn(&NewServer) -> bool,
+    ) -> Vec<GivenEngine> {
         let publishers = self.0.values().flat_map(|set| set.publishers.values());
-        let publishers = publishers.filter(|engine| dropped.publishers.contains_key(&engine.key));
+        let publishers = publishers.filter(|engine| is_publisher_meant(engine));
         let servers = self.0.values().flat_map(|set| set.servers.values());
-        let servers = servers.filter(|server| dropped.servers.contains_key(&server.key()));
+        let servers = servers.filter(|server| is_server_meant(server));
         let publishers = publishers.cloned().map(GivenEngine::Publisher);
         publishers
             .chain(servers.cloned().map(GivenEngine::Server))
@@ -133,39 +145,38 @@ impl Bridge {
     ///
     /// One refusal for each engine that is not followed. The engine is tried again with the next call.
     pub fn replace(&self, source: &str, engines: &[GivenEngine]) -> Result<(), Vec<RegisterRefusal>> {
-        let (others, ended) = {
-            let mut state = self.inner.state.lock();
-            let mut before = state.given.0.remove(source).unwrap_or_default();
-            let now = Set::new(engines);
-            state.given.0.insert(source.to_owned(), now.clone());
-            let ended = state.end_changed(&before, &now);
-            for engine in &ended {
-                let meant = MeantEngines::One(presumed_key(engine));
-                state.kept.unregister(&meant, &self.inner.metrics);
-                self.share(engine.clone(), false);
-            }
-            for key in before.servers.keys() {
-                self.release_server(&mut state, key);
-            }
-            for key in before.publishers.keys() {
-                state.release(key);
-            }
-            before.servers.retain(|key, _| !now.servers.contains_key(key));
-            before
-                .publishers
-                .retain(|key, _| !now.publishers.contains_key(key));
-            (state.given.named_like(&before), ended)
-        };
+        let mut state = self.inner.state.lock();
+        let mut before = state.given.0.remove(source).unwrap_or_default();
+        let now = Set::new(engines);
+        state.given.0.insert(source.to_owned(), now.clone());
+        let ended = state.end_changed(&before, &now);
+        for engine in &ended {
+            let meant = MeantEngines::One(presumed_key(engine));
+            state.kept.unregister(&meant, &self.inner.metrics);
+            self.share(engine.clone(), false);
+        }
+        for key in before.servers.keys() {
+            self.release_server(&mut state, key);
+        }
+        for key in before.publishers.keys() {
+            state.release(key);
+        }
+        before.servers.retain(|key, _| !now.servers.contains_key(key));
+        before
+            .publishers
+            .retain(|key, _| !now.publishers.contains_key(key));
         let refused: Vec<(&GivenEngine, RegisterRefusal)> = engines
             .iter()
-            .filter_map(|engine| Some((engine, self.follow(engine.clone()).err()?)))
+            .filter_map(|engine| Some((engine, self.follow_in(&mut state, engine.clone()).err()?)))
             .collect();
-        let by = GivenBy::Source(source.to_owned());
-        self.announce_refused_given(&mut self.inner.state.lock(), &by, &refused);
-        for other in others {
+        for other in state.given.named_like(&before) {
             // The other source tries an engine that is refused here again.
-            let _ = self.follow(other);
+            let _ = self.follow_in(&mut state, other);
         }
+        let by = GivenBy::Source(source.to_owned());
+        self.announce_refused_given(&mut state, &by, &refused);
+        self.fill(&mut state);
+        drop(state);
         if !ended.is_empty() {
             self.keep_registered();
         }

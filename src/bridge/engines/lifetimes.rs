@@ -189,6 +189,7 @@ impl Bridge {
             log_gated!(info "a registration was not renewed and has ended" up to 64; engine = name);
             self.share(engine, false);
         }
+        self.fill(&mut state);
         drop(state);
         self.keep_registered();
     }

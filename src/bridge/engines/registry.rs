@@ -20,7 +20,9 @@ impl Bridge {
         let is_renewal = state.registered_as(&engine).as_ref() == Some(&engine);
         // The same words leave the address and labels that a source gives.
         if !(is_renewal && state.given.has(&engine)) {
-            for old in self.follow_over(&mut state, &engine)? {
+            let followed = self.follow_over(&mut state, &engine);
+            self.fill(&mut state);
+            for old in followed? {
                 self.share_replaced(old, None);
             }
         }
@@ -84,6 +86,7 @@ impl EngineRegistry for Bridge {
                 self.share(engine, false);
             }
         }
+        self.fill(&mut state);
         drop(state);
         self.keep_registered();
         removed

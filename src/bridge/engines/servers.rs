@@ -11,6 +11,7 @@ use kvatlas_process::registry::{
 use super::super::check::check_server;
 use super::super::server::{OriginServer, ServerHandle, ServerTask};
 use super::awaited::{Announcement, GivenBy};
+use super::freed::Freed;
 use super::lifetimes::Lifetime;
 use super::{Bridge, BridgeState};
 
@@ -24,6 +25,8 @@ pub(super) struct AskedServer {
     /// Report that the engine is out of sight; `None` if the engine is followed, or cannot be announced, for example
     /// because its block size is not given.
     pub(super) announcement: Option<Announcement>,
+    /// Publishers that the server has told last and that the bridge refuses.
+    pub(super) refused: Vec<(NewEngine, OriginServer)>,
 }
 
 impl AskedServer {
@@ -52,6 +55,21 @@ impl AskedServer {
 
     fn presumed_key(&self) -> EngineKey {
         key_of_server(&self.handle.server)
+    }
+
+    fn into_freed(self) -> Freed {
+        let announced = self.announcement.as_ref();
+        Freed {
+            key: self.presumed_key(),
+            endpoint: self.handle.server.url.clone(),
+            block_size: announced.map(|announcement| announcement.block_size),
+            given: Some(GivenEngine::Server(self.handle.given())),
+            end: Box::new(move |says_goodbye| {
+                if let Some(announcement) = self.announcement {
+                    announcement.end(says_goodbye);
+                }
+            }),
+        }
     }
 }
 
@@ -123,6 +141,7 @@ impl Bridge {
             registered: None,
             stop: CancellationToken::new(),
             announcement: None,
+            refused: Vec::new(),
         };
         let task = ServerTask {
             handle: asked.handle.clone(),
@@ -135,6 +154,10 @@ impl Bridge {
             stop: asked.stop.clone(),
         };
         self.inner.tasks.spawn_on(task.run(), &self.inner.runtime);
+        if let Some(awaited) = asked.awaited() {
+            // It is announced as one whose server is awaited from now on.
+            state.end_refused(false, |announced| *announced.key() == awaited.key);
+        }
         state.servers.insert(key.clone(), asked);
         self.announce_server(state, &key);
         self.count(state);
@@ -180,19 +203,25 @@ impl Bridge {
         }
         let is_told = |engine: &NewEngine| told.iter().any(|(known, _)| known.is_followed_like(engine));
         state.forget_publishers(handle, &is_told);
-        let mut refused = Vec::new();
+        let (mut refused, mut origins) = (Vec::new(), Vec::new());
         for (engine, refused_hint) in told {
             let origin = OriginServer {
                 handle: handle.clone(),
                 refused_hint,
             };
-            if let Err(refusal) = self.add(&mut state, engine.clone(), Some(origin)) {
+            if let Err(refusal) = self.add(&mut state, engine.clone(), Some(origin.clone())) {
+                handle.drop_connection(&engine);
+                origins.push((engine.clone(), origin));
                 refused.push((engine, refusal));
             }
+        }
+        if let Some(asked) = state.servers.get_mut(&handle.server.key()) {
+            asked.refused = origins;
         }
         let by = GivenBy::Server(handle.server.key());
         self.announce_refused(&mut state, &by, &refused);
         state.list_publishers(handle);
+        self.fill(&mut state);
         refused
             .into_iter()
             .next()
@@ -202,8 +231,13 @@ impl Bridge {
     /// Stops following the publishers of a server, because the server now belongs to another engine.
     pub(crate) fn forget_publishers(&self, handle: &ServerHandle) {
         let mut state = self.inner.state.lock();
+        let key = handle.server.key();
+        if let Some(asked) = state.servers.get_mut(&key) {
+            asked.refused.clear();
+        }
         state.forget_publishers(handle, &|_| false);
-        state.end_refused_of(&GivenBy::Server(handle.server.key()));
+        state.end_refused_of(&GivenBy::Server(key));
+        self.fill(&mut state);
     }
 
     /// Returns the block size of the followed engines of a model; `None` if no engine of the model is followed.
@@ -213,6 +247,15 @@ impl Bridge {
         engines
             .find(|engine| engine.key.model == *model)
             .map(|engine| engine.block_size)
+    }
+
+    /// Returns the handle of a server that is asked.
+    #[cfg(test)]
+    pub(crate) fn handle_of(&self, instance: &str) -> Option<ServerHandle> {
+        let state = self.inner.state.lock();
+        let mut asked = state.servers.values();
+        let asked = asked.find(|asked| asked.handle.server.instance == instance)?;
+        Some(asked.handle.clone())
     }
 
     /// Notes in metrics how many servers are asked, and how many servers are in trouble.
@@ -242,17 +285,16 @@ impl BridgeState {
     /// Stops asking a server and following its publishers. Returns the keys of these publishers. If the server has
     /// none, returns the key that its engine is assumed to have.
     pub(super) fn end_server(&mut self, key: &ServerKey) -> RemovedEngines {
-        let Some(mut asked) = self.servers.remove(key) else {
+        let Some(asked) = self.servers.remove(key) else {
             return RemovedEngines::new();
         };
         asked.stop.cancel();
-        if let Some(announcement) = asked.announcement.take() {
-            announcement.end(true);
-        }
         self.end_refused_of(&GivenBy::Server(key.clone()));
         let engines = self.forget_publishers(&asked.handle, &|_| false);
+        let presumed = asked.presumed_key();
+        self.freed.push(asked.into_freed());
         match engines.is_empty() {
-            true => vec![asked.presumed_key()],
+            true => vec![presumed],
             false => engines,
         }
     }
@@ -277,7 +319,7 @@ impl BridgeState {
     }
 
     /// Notes which publishers of a server are followed.
-    fn list_publishers(&self, handle: &ServerHandle) {
+    pub(super) fn list_publishers(&self, handle: &ServerHandle) {
         let is_its = |followed: &super::FollowedEngine| {
             let origin = followed.origin.as_ref();
             origin.is_some_and(|origin| origin.handle.is_same(handle))

@@ -79,6 +79,25 @@ impl SharedRegistry for Bridge {
     /// Follows the engine, or stops following it. The other bridge has checked the engine's host. A known registration leaves
     /// the address and labels of an engine as they are now; so does one that is renewed, if a source gives the engine.
     fn apply(&self, heard: HeardRegistration) {
+        let mut state = self.inner.state.lock();
+        self.apply_in(&mut state, heard);
+        self.fill(&mut state);
+    }
+
+    fn set_read(&self, is_read: bool) {
+        self.inner.state.lock().kept.set_read(is_read);
+    }
+
+    fn heard_places(&self, revision: u64, places: PortPlaces) {
+        if let Some(republisher) = &self.inner.republisher {
+            republisher.heard_places(revision, places);
+        }
+    }
+}
+
+impl Bridge {
+    /// Applies an entry as [`SharedRegistry::apply`] does.
+    fn apply_in(&self, state: &mut BridgeState, heard: HeardRegistration) {
         let HeardRegistration {
             registration: Registration {
                 engine,
@@ -88,7 +107,6 @@ impl SharedRegistry for Bridge {
             revision,
             is_known,
         } = heard;
-        let mut state = self.inner.state.lock();
         let registered = state.registered_as(&engine);
         // Hearing a registration again is no renewal: its time to live goes on.
         let is_heard_again = is_known && is_registered;
@@ -97,7 +115,7 @@ impl SharedRegistry for Bridge {
         }
         state.kept.forget(&engine);
         if !is_registered {
-            self.drop_registered(&mut state, &engine);
+            self.drop_registered(state, &engine);
             return;
         }
         // An engine that is registered here was registered after the last request to unregister it.
@@ -108,23 +126,13 @@ impl SharedRegistry for Bridge {
         if (is_known || is_renewal) && state.note_registered(&engine) {
             return;
         }
-        let replaced = self.follow_shared(&mut state, engine.clone());
+        let replaced = self.follow_shared(state, engine.clone());
         // The other bridge may not have known them. An entry from before this bridge may be older than they are. One of the
         // same name has the same key, which the entry has taken.
         for old in replaced {
             if !is_known && !old.is_same_engine(&engine) {
                 self.share_replaced(old, Some(revision));
             }
-        }
-    }
-
-    fn set_read(&self, is_read: bool) {
-        self.inner.state.lock().kept.set_read(is_read);
-    }
-
-    fn heard_places(&self, revision: u64, places: PortPlaces) {
-        if let Some(republisher) = &self.inner.republisher {
-            republisher.heard_places(revision, places);
         }
     }
 }

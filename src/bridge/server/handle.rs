@@ -120,7 +120,7 @@ impl OriginServer {
     /// Returns a subscription to this publisher that was made before the publisher was followed; `None` if there is none. It
     /// is returned once.
     pub(crate) fn take_subscription(&self, engine: &NewEngine) -> Option<Subscription> {
-        match self.take_connection(engine)? {
+        match self.handle.take_connection(engine)? {
             MadeConnection::Sockets(subscription) => Some(subscription),
             MadeConnection::Stream(_) => None,
         }
@@ -129,18 +129,10 @@ impl OriginServer {
     /// Returns a stream of this publisher that was opened before the publisher was followed; `None` if there is none. It is
     /// returned once.
     pub(crate) fn take_frames(&self, engine: &NewEngine) -> Option<Frames> {
-        match self.take_connection(engine)? {
+        match self.handle.take_connection(engine)? {
             MadeConnection::Stream(frames) => Some(*frames),
             MadeConnection::Sockets(_) => None,
         }
-    }
-
-    fn take_connection(&self, engine: &NewEngine) -> Option<MadeConnection> {
-        let mut connections = self.handle.shared.connections.lock();
-        let place = connections.iter().position(|early| {
-            early.rank == engine.key.rank && early.endpoint == engine.endpoint && early.topic == engine.topic
-        })?;
-        Some(connections.swap_remove(place).made)
     }
 
     /// Returns the name of the engine's process, as the server last reported it; `None` if the server reports none.
@@ -277,6 +269,19 @@ impl ServerHandle {
     /// Sets the connections that the tasks of the server's publishers take over.
     pub(super) fn set_connections(&self, connections: impl IntoIterator<Item = EarlyConnection>) {
         *self.shared.connections.lock() = connections.into_iter().collect();
+    }
+
+    fn take_connection(&self, engine: &NewEngine) -> Option<MadeConnection> {
+        let mut connections = self.shared.connections.lock();
+        let place = connections.iter().position(|early| {
+            early.rank == engine.key.rank && early.endpoint == engine.endpoint && early.topic == engine.topic
+        })?;
+        Some(connections.swap_remove(place).made)
+    }
+
+    /// Ends the connection to a publisher that was made before the bridge refused to follow the publisher.
+    pub(crate) fn drop_connection(&self, engine: &NewEngine) {
+        drop(self.take_connection(engine));
     }
 
     pub(crate) fn set_engines(&self, engines: Vec<EngineKey>) {

@@ -100,6 +100,20 @@ async fn an_engine_that_a_source_gives_outlives_its_registration() {
     assert!(names(&bridge).is_empty());
 }
 
+#[tokio::test]
+async fn a_refused_engine_of_a_flag_takes_the_place_of_a_registration_that_has_ended() {
+    let bridge = sharing();
+    bridge.set_read(true);
+    bridge
+        .register_given(with_ttl("gpu-0=tcp://127.0.0.1:1"))
+        .unwrap();
+    let flag = given("gpu-0=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:2");
+    bridge.replace("flags", std::slice::from_ref(&flag)).unwrap_err();
+    bridge.pass(TTL + THIRD);
+    let followed = bridge.engines().remove(0).engine;
+    assert_eq!(GivenEngine::Publisher(followed), flag);
+}
+
 /// Engines that a client has found once may be gone, and their addresses another engine's.
 #[tokio::test]
 async fn a_registration_gives_way_to_what_is_registered_in_its_place() {

@@ -1,0 +1,216 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvatlas_core::wire::Subjects;
+use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
+use kvatlas_process::registry::{EngineRegistry, MeantEngines, NewEngine, RegisterRefusal};
+
+use super::super::BridgeOptions;
+use super::super::awaited::{GivenBy, RefusedAnnouncement};
+use super::super::kept::tests::{given, names};
+use super::super::servers::presumed_key;
+use super::super::shared::tests::{entry_of, sharing};
+use super::*;
+
+fn bridge_of(engines_max: usize) -> Bridge {
+    let options = BridgeOptions {
+        engines_max,
+        ..BridgeOptions::default()
+    };
+    Bridge::new(Subjects::new("kvatlas").unwrap(), options)
+}
+
+/// Makes a bridge that is connected to a NATS server of its own.
+async fn started(engines_max: usize) -> (EmbeddedBroker, Bridge) {
+    let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
+        .await
+        .unwrap();
+    let bridge = bridge_of(engines_max);
+    bridge.start(&async_nats::connect(broker.url()).await.unwrap());
+    (broker, bridge)
+}
+
+/// Returns whether daemons are told to forget a followed engine, once its task ends.
+fn goodbye_of(bridge: &Bridge, name: &str) -> Arc<AtomicBool> {
+    let state = bridge.inner.state.lock();
+    let mut followed = state.engines.values();
+    let followed = followed.find(|followed| followed.engine.key.instance == name);
+    Arc::clone(&followed.unwrap().says_goodbye)
+}
+
+fn replays(bridge: &Bridge) -> Vec<Option<String>> {
+    let engines = bridge.engines().into_iter();
+    engines.map(|state| state.engine.replay).collect()
+}
+
+fn publisher(text: &str) -> NewEngine {
+    match given(text) {
+        GivenEngine::Publisher(engine) => engine,
+        GivenEngine::Server(_) => panic!("it is a publisher"),
+    }
+}
+
+const OLD: &str = "gpu-0=tcp://127.0.0.1:1";
+const NEW: &str = "gpu-0=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:2";
+
+#[tokio::test]
+async fn a_refused_engine_of_a_flag_is_followed_once_its_name_is_free() {
+    let free: [fn(&Bridge); 2] = [
+        |bridge| {
+            let meant = MeantEngines::One(presumed_key(&given(OLD)));
+            assert_eq!(bridge.unregister(&meant).len(), 1);
+        },
+        |bridge| {
+            use crate::state::SharedRegistry;
+            bridge.apply(entry_of(given(OLD), false));
+        },
+    ];
+    for free in free {
+        let bridge = sharing();
+        bridge.register_given(given(OLD)).unwrap();
+        bridge.replace("flags", &[given(NEW)]).unwrap_err();
+        let goodbye = goodbye_of(&bridge, "gpu-0");
+        free(&bridge);
+        assert_eq!(replays(&bridge), [Some("tcp://127.0.0.1:2".to_owned())]);
+        assert!(!goodbye.load(Ordering::Acquire), "daemons go on knowing the name");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_engine_is_followed_once_its_address_is_free() {
+    let bridge = bridge_of(9);
+    bridge.replace("flags", &[given(OLD)]).unwrap();
+    bridge
+        .replace("file", &[given("gpu-1=tcp://127.0.0.1:1,model=n")])
+        .unwrap_err();
+    let goodbye = goodbye_of(&bridge, "gpu-0");
+    bridge.replace("flags", &[]).unwrap();
+    assert_eq!(names(&bridge), ["gpu-1"]);
+    assert!(goodbye.load(Ordering::Acquire));
+}
+
+#[tokio::test]
+async fn what_an_operator_removes_stays_away_until_its_source_gives_it_anew() {
+    let bridge = bridge_of(9);
+    let flags = [given(OLD), given("gpu-1=http://127.0.0.1:2")];
+    bridge.replace("flags", &flags).unwrap();
+    for engine in &flags {
+        bridge.unregister(&MeantEngines::One(presumed_key(engine)));
+    }
+    assert!(names(&bridge).is_empty());
+    bridge.replace("flags", &flags).unwrap();
+    assert_eq!(names(&bridge), ["gpu-0", "gpu-1"]);
+}
+
+/// The server has told its publisher, whose name is followed from a file.
+#[tokio::test]
+async fn a_refused_publisher_of_a_server_is_followed_once_its_name_is_free() {
+    let bridge = bridge_of(9);
+    bridge.replace("file", &[given(OLD)]).unwrap();
+    bridge
+        .replace("found", &[given("gpu-0=http://127.0.0.1:9")])
+        .unwrap();
+    let handle = bridge.handle_of("gpu-0").unwrap();
+    let refused = bridge.follow_publishers(&handle, vec![(publisher(NEW), None)]);
+    assert!(matches!(refused, Err(RegisterRefusal::Conflict { .. })));
+    let goodbye = goodbye_of(&bridge, "gpu-0");
+    bridge.replace("file", &[]).unwrap();
+    assert_eq!(replays(&bridge), [Some("tcp://127.0.0.1:2".to_owned())]);
+    assert_eq!(handle.progress().engines, [publisher(NEW).key]);
+    assert!(!goodbye.load(Ordering::Acquire));
+    let goodbye = goodbye_of(&bridge, "gpu-0");
+    bridge.replace("found", &[]).unwrap();
+    assert!(names(&bridge).is_empty() && goodbye.load(Ordering::Acquire));
+}
+
+#[tokio::test]
+async fn an_engine_whose_server_is_asked_from_now_on_is_announced_without_a_break() {
+    let (_broker, bridge) = started(1).await;
+    let server = |number: u32| given(&format!("gpu-{number}=http://127.0.0.1:1{number},block_size=16"));
+    let announced = |bridge: &Bridge| {
+        let state = bridge.inner.state.lock();
+        let refused = state.refused.iter().map(RefusedAnnouncement::key);
+        let refused: Vec<String> = refused.map(|key| key.instance.clone()).collect();
+        let asked = state.servers.values();
+        let awaited = asked.filter(|asked| asked.announcement.is_some());
+        let awaited: Vec<String> = awaited
+            .map(|asked| asked.handle.server.instance.clone())
+            .collect();
+        (awaited, refused)
+    };
+    let named = |names: &[&str]| -> Vec<String> { names.iter().copied().map(str::to_owned).collect() };
+    bridge.replace("file", &[server(0), server(1)]).unwrap_err();
+    assert_eq!(announced(&bridge), (named(&["gpu-0"]), named(&["gpu-1"])));
+    // There is room for the refused one.
+    bridge.replace("file", &[server(1)]).unwrap();
+    assert_eq!(announced(&bridge), (named(&["gpu-1"]), named(&[])));
+    // A publisher gives way to the server of its engine.
+    bridge
+        .replace("file", &[given("gpu-2=tcp://127.0.0.1:1,block_size=16")])
+        .unwrap();
+    let goodbye = goodbye_of(&bridge, "gpu-2");
+    bridge.replace("file", &[server(2)]).unwrap();
+    assert_eq!(announced(&bridge), (named(&["gpu-2"]), named(&[])));
+    assert!(!goodbye.load(Ordering::Acquire));
+    bridge.stop(false).await;
+}
+
+/// Returns the announced engines that are refused, each with its block size.
+fn refused(bridge: &Bridge) -> Vec<(String, u32)> {
+    let state = bridge.inner.state.lock();
+    let refused = state.refused.iter();
+    let refused = refused.map(|refused| (refused.key().instance.clone(), refused.announcement.block_size));
+    refused.collect()
+}
+
+#[tokio::test]
+async fn a_refused_engine_is_announced_with_the_block_size_of_its_model() {
+    let server = |number: u32, size: u32| {
+        given(&format!(
+            "gpu-{number}=http://127.0.0.1:1{number},block_size={size}"
+        ))
+    };
+    for is_followed in [true, false] {
+        let (_broker, bridge) = started(1).await;
+        if is_followed {
+            let engine = given("gpu-9=tcp://127.0.0.1:1,block_size=16");
+            bridge.replace("flags", &[engine]).unwrap();
+        }
+        let own = if is_followed { 32 } else { 16 };
+        bridge
+            .replace("file", &[server(0, own), server(1, 64)])
+            .unwrap_err();
+        assert_eq!(refused(&bridge), [("gpu-1".to_owned(), 16)]);
+        bridge.stop(false).await;
+    }
+}
+
+/// The first of the servers whose publishers are refused does not answer, and the second one is known to be there.
+#[tokio::test]
+async fn an_engine_whose_server_is_away_stands_for_no_other() {
+    let (_broker, bridge) = started(3).await;
+    let flags = [0, 1, 2].map(|number| given(&format!("old-{number}=tcp://127.0.0.1:{}", 20 + number)));
+    bridge.replace("flags", &flags).unwrap();
+    let servers = [0, 1, 2].map(|number| {
+        let mut server = given(&format!("gpu-{number}=http://127.0.0.1:1{number}"));
+        if let GivenEngine::Server(server) = &mut server
+            && number == 1
+        {
+            server.discovered.identity = "pod".to_owned();
+        }
+        server
+    });
+    bridge.replace("found", &servers).unwrap();
+    for number in 0..3 {
+        let handle = bridge.handle_of(&format!("gpu-{number}")).unwrap();
+        let told = publisher(&format!("gpu-{number}=tcp://127.0.0.1:3{number}"));
+        bridge.follow_publishers(&handle, vec![(told, None)]).unwrap_err();
+    }
+    let refused: Vec<String> = refused(&bridge).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(refused, ["gpu-0", "gpu-1"]);
+    let handle = bridge.handle_of("gpu-0").unwrap();
+    bridge.forget_publishers(&handle);
+    let by = GivenBy::Server(handle.server.key());
+    assert!(!bridge.inner.state.lock().announces_refused_of(&by));
+    bridge.stop(false).await;
+}
