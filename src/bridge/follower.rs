@@ -350,7 +350,6 @@ impl Follower {
     /// Applies `change` to the state of the connection.
     fn note_connection(&mut self, change: ConnectionChange) {
         self.connection = self.connection.after(change);
-        self.is_own_socket |= self.connection == ConnectionState::Proven;
     }
 
     /// Applies `change` to the state of the replay socket.

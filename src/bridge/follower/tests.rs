@@ -233,3 +233,25 @@ async fn another_process_is_taken_when_the_connection_to_the_old_one_has_ended()
         );
     }
 }
+
+/// The engine keeps no batches for replays since its restart, and the connection to it breaks. Another empty answer does not
+/// show that the engine has no block.
+#[tokio::test]
+async fn a_socket_that_keeps_no_batches_any_more_drops_no_blocks() {
+    let (_broker, mut follower) = follower().await;
+    follower.replay_endpoint = Some(replay_socket(vec![batch(0)], &[]).await);
+    follower.look().await.unwrap();
+    assert_eq!(follower.connection, ConnectionState::Proven);
+    follower.replay_endpoint = Some(replay_socket(Vec::new(), &[]).await);
+    follower.lost().await.unwrap();
+    follower.connected().await.unwrap();
+    follower.published(batch_of(0, &[stored(7)])).await.unwrap();
+    while follower.can_ask() {
+        follower.look().await.unwrap();
+    }
+    assert!(matches!(follower.replay_state, ReplayState::Contradicting(_)));
+    follower.lost().await.unwrap();
+    follower.connected().await.unwrap();
+    assert!(!follower.relay.is_in_sight());
+    assert_eq!(follower.continuity.last(), Some(0));
+}

@@ -49,7 +49,7 @@ impl Follower {
     /// the same bytes as a published batch.
     pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
         self.relay.lost().await?;
-        self.is_own_socket &= self.connection == ConnectionState::Proven;
+        self.is_own_socket = self.connection == ConnectionState::Proven;
         // The content is certain only if the connection brings the batches from a process's first batch on.
         let is_whole = heard.is_some_and(|heard| self.continuity.is_first(heard.seq));
         self.restart((!is_whole).then_some(Reason::OtherEngine)).await?;
@@ -79,6 +79,7 @@ impl Follower {
         }
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
         log_gated!(warn "the replay socket keeps no batches: followed without it"; endpoint);
+        self.is_own_socket = false;
         self.contradicted("it keeps no batches (buffer_steps)");
         // This failure was logged above. So [`Self::ask_later`] does not log it again.
         self.replay_failures = 1;
