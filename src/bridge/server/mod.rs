@@ -30,7 +30,6 @@ mod control;
 mod handle;
 mod size;
 
-use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -196,10 +195,7 @@ impl ServerTask {
             self.handle.set_connections(search.into_connections());
         }
         let followed = self.bridge.follow_publishers(&self.handle, followed);
-        followed.map_err(|refusal| {
-            self.handle.set_connections([]);
-            ServerError::RefusedPublisher(refusal)
-        })
+        followed.map_err(ServerError::RefusedPublisher)
     }
 
     /// Checks the hosts of the sockets that a server names: they may be on its own machine, or on hosts that the operator
@@ -282,25 +278,25 @@ impl ServerTask {
 
     /// Notes why the engine is not followed, and logs the reason if it has changed. `None` means that the engine is
     /// followed.
-    fn note(&self, error: Option<&dyn Display>) {
+    fn note(&self, error: Option<&ServerError>) {
         let trouble = error.map(ToString::to_string);
         let server = &self.handle.server;
         self.set_progress(trouble.clone(), false);
         let logged = std::mem::replace(&mut *self.logged.lock(), trouble.clone());
-        match (trouble, logged) {
-            (Some(error), logged) if logged.as_ref() != Some(&error) => {
-                log_gated!(
-                    warn "an engine's server does not tell how to follow it" up to 64;
-                    engine = &server.instance, url = &server.url, error
-                );
+        if trouble == logged {
+            return;
+        }
+        let (engine, url) = (&server.instance, &server.url);
+        match error {
+            Some(error @ (ServerError::Refused(_) | ServerError::RefusedPublisher(_))) => {
+                log_gated!(warn "the bridge refuses an engine as its server tells it" up to 64; engine, url, %error);
             }
-            (None, Some(_)) => {
-                log_gated!(
-                    info "the engine's server tells how to follow it" up to 64;
-                    engine = &server.instance, url = &server.url
-                );
+            Some(error) => {
+                log_gated!(warn "an engine's server does not tell how to follow it" up to 64; engine, url, %error);
             }
-            _ => {}
+            None => {
+                log_gated!(info "the engine's server tells how to follow it" up to 64; engine, url);
+            }
         }
     }
 
@@ -323,8 +319,11 @@ mod tests {
     use kvatlas_process::registry::GivenEngine;
 
     use super::super::engines::BridgeOptions;
+    use super::super::sockets::Subscription;
     use super::super::spec::{EngineDefaults, parse_engine};
+    use super::super::zmtp::{PeerConnection, Role};
     use super::answers::{Publishers, Sockets};
+    use super::handle::{EarlyConnection, MadeConnection};
     use super::*;
 
     /// Checks an endpoint that the server `url` tells, whose bridge also follows an engine of its own machine.
@@ -365,6 +364,52 @@ mod tests {
             process: None,
             ranks: None,
         })
+    }
+
+    /// The block size was looked for over early connections. One rank is followed already, from a flag.
+    #[tokio::test]
+    async fn the_early_connections_of_followed_ranks_stay() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let mut peers = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                peers.push(PeerConnection::open(stream, Role::Publisher).await);
+            }
+        });
+        let bridge = Bridge::new(Subjects::new("kv").unwrap(), BridgeOptions::default());
+        let parse = |text: &str| parse_engine(text, &EngineDefaults::default()).unwrap();
+        let flag = parse("gpu-0=tcp://127.0.0.1:1,model=m,block_size=16,rank=1");
+        bridge.replace("flags", &flag).unwrap();
+        let server = parse("gpu-0=http://127.0.0.1:2,model=m").remove(0);
+        bridge.replace("file", std::slice::from_ref(&server)).unwrap();
+        let handle = bridge.handle_of("gpu-0").unwrap();
+        let (mut told, mut early) = (Vec::new(), Vec::new());
+        for rank in 0..2 {
+            let text = format!("gpu-0={endpoint},model=m,block_size=16,rank={rank}");
+            let GivenEngine::Publisher(engine) = parse(&text).remove(0) else {
+                panic!("it is a publisher");
+            };
+            let metrics = Arc::clone(bridge.metrics());
+            let made = Subscription::connect(&endpoint, "", Duration::from_secs(60), metrics).await;
+            early.push(EarlyConnection {
+                rank,
+                endpoint: endpoint.clone(),
+                topic: String::new(),
+                made: MadeConnection::Sockets(made.unwrap()),
+            });
+            told.push((engine, None));
+        }
+        handle.set_connections(early);
+        bridge.follow_publishers(&handle, told.clone()).unwrap_err();
+        let has = told.iter().map(|(engine, _)| {
+            let origin = OriginServer {
+                handle: handle.clone(),
+                refused_hint: None,
+            };
+            origin.take_subscription(engine).is_some()
+        });
+        assert_eq!(has.collect::<Vec<_>>(), [true, false]);
     }
 
     #[tokio::test]
