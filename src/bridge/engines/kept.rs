@@ -99,11 +99,11 @@ impl KeptRegistrations {
         }
     }
 
-    /// Whether an engine whose registration was written at the time `written` has been unregistered since, while the list
+    /// Whether an engine whose registration was asked for at the time `asked` has been unregistered since, while the list
     /// could not be read.
-    pub(super) fn is_gone(&self, engine: &GivenEngine, written: SystemTime) -> bool {
+    pub(super) fn is_gone(&self, engine: &GivenEngine, asked: SystemTime) -> bool {
         let mut gone = self.gone.iter().flatten();
-        gone.any(|(meant, at)| *at > written && is_meant(engine, meant))
+        gone.any(|(meant, at)| *at > asked && is_meant(engine, meant))
     }
 
     /// Takes a registration of another bridge that was refused, to be tried again. Counts one for which there is no room.

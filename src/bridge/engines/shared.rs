@@ -103,7 +103,7 @@ impl Bridge {
                 engine,
                 is_registered,
             },
-            written,
+            asked,
             revision,
             is_known,
         } = heard;
@@ -119,7 +119,7 @@ impl Bridge {
             return;
         }
         // An engine that is registered here was registered after the last request to unregister it.
-        if registered.is_none() && state.kept.is_gone(&engine, written) {
+        if registered.is_none() && state.kept.is_gone(&engine, asked) {
             return self.share(engine, false);
         }
         let is_renewal = registered.as_ref() == Some(&engine) && state.given.has(&engine);

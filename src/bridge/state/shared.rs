@@ -53,8 +53,8 @@ pub(in super::super) struct Registration {
 /// Entry of the shared registrations, as a bridge has heard it.
 pub(in super::super) struct HeardRegistration {
     pub(in super::super) registration: Registration,
-    /// Time at which JetStream took the entry.
-    pub(in super::super) written: SystemTime,
+    /// Time at which a client asked for it.
+    pub(in super::super) asked: SystemTime,
     /// Revision of the entry. Later entries have higher ones.
     pub(in super::super) revision: u64,
     /// Whether the entry is no news: it is from before this bridge, or was heard before.
@@ -90,7 +90,10 @@ struct Noted {
 impl Noted {
     /// Whether the registration is written over `entry`. `is_own` says that this bridge has written the entry.
     fn is_over(&self, entry: &Entry, is_own: bool) -> bool {
-        let is_newer = || entry.operation == Operation::Put && SystemTime::from(entry.created) > self.asked;
+        let is_newer = || {
+            let asked = decoded(entry).map_or(entry.created.into(), |(_, asked)| asked);
+            entry.operation == Operation::Put && asked > self.asked
+        };
         match self.replaced_by {
             Some(revision) => entry.revision < revision && self.ends(entry),
             None => is_own || !is_newer(),
@@ -99,8 +102,7 @@ impl Noted {
 
     /// Whether `entry` registers the engine with the same words.
     fn ends(&self, entry: &Entry) -> bool {
-        let registered = rmp_serde::from_slice::<Registration>(&entry.value);
-        registered.is_ok_and(|entry| entry.is_registered && entry.engine == self.registration.engine)
+        decoded(entry).is_ok_and(|(entry, _)| entry.is_registered && entry.engine == self.registration.engine)
     }
 }
 
@@ -315,7 +317,7 @@ impl SharedRegistrations {
                 engine,
                 is_registered: true,
             };
-            match keys.create(key, encoded(&registration)?).await {
+            match keys.create(key, encoded(&registration, None)?).await {
                 Ok(_) => {}
                 Err(error) if error.kind() == CreateErrorKind::AlreadyExists => {}
                 Err(error) => return Err(io::Error::other(error)),
@@ -355,8 +357,8 @@ impl SharedRegistrations {
         if entry.operation != Operation::Put {
             return Ok(());
         }
-        let registration: Registration = match rmp_serde::from_slice(&entry.value) {
-            Ok(registration) => registration,
+        let (registration, asked) = match decoded(entry) {
+            Ok(decoded) => decoded,
             Err(error) => {
                 if let Some(suppressed) = UNREADABLE_GATE.admit() {
                     let key = kvatlas_process::storage::shown(&entry.key);
@@ -365,8 +367,7 @@ impl SharedRegistrations {
                 return Ok(());
             }
         };
-        let written = SystemTime::from(entry.created);
-        let age = SystemTime::now().duration_since(written);
+        let age = SystemTime::now().duration_since(entry.created.into());
         if !registration.is_registered && age.unwrap_or_default() > FORGOTTEN_AFTER {
             let subject = format!("{}{}", keys.prefix, entry.key);
             let purge = keys.stream.purge().filter(subject);
@@ -376,7 +377,7 @@ impl SharedRegistrations {
         }
         registry.apply(HeardRegistration {
             registration,
-            written,
+            asked,
             revision: entry.revision,
             is_known,
         });
@@ -409,7 +410,7 @@ impl SharedRegistrations {
     /// Writes a registration, and returns its revision. Writes nothing, and returns `None`, if it is the end of one that has
     /// given way, and the engine is registered otherwise by now.
     async fn write(&self, keys: &Store, key: &str, noted: &Noted) -> io::Result<Option<u64>> {
-        let value = encoded(&noted.registration)?;
+        let value = encoded(&noted.registration, Some(noted.asked))?;
         let entry = keys.entry(key).await.map_err(io::Error::other)?;
         let is_end = noted.replaced_by.is_some();
         if is_end && !entry.as_ref().is_some_and(|entry| noted.is_over(entry, false)) {
@@ -439,9 +440,23 @@ impl SharedRegistrations {
     }
 }
 
-fn encoded(registration: &Registration) -> io::Result<Bytes> {
-    let encoded = rmp_serde::to_vec(registration);
-    encoded.map(Bytes::from).map_err(io::Error::other)
+/// Returns the value of an entry: a registration, and behind it the time at which a client asked for it; `None` if nobody
+/// knows that time.
+fn encoded(registration: &Registration, asked: Option<SystemTime>) -> io::Result<Bytes> {
+    let mut encoded = rmp_serde::to_vec(registration).map_err(io::Error::other)?;
+    if let Some(asked) = asked {
+        rmp_serde::encode::write(&mut encoded, &asked).map_err(io::Error::other)?;
+    }
+    Ok(encoded.into())
+}
+
+/// Returns the registration in an entry, and the time at which a client asked for it. In an entry without it, that is the time
+/// at which JetStream took the entry.
+fn decoded(entry: &Entry) -> Result<(Registration, SystemTime), rmp_serde::decode::Error> {
+    let mut values = rmp_serde::Deserializer::from_read_ref(&entry.value);
+    let registration = Registration::deserialize(&mut values)?;
+    let asked = SystemTime::deserialize(&mut values).unwrap_or(entry.created.into());
+    Ok((registration, asked))
 }
 
 fn own_entry((key, noted): (&String, &Noted)) -> (String, Noted) {

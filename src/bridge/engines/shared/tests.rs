@@ -35,7 +35,7 @@ pub(in super::super) fn entry_of(engine: GivenEngine, is_registered: bool) -> He
             engine,
             is_registered,
         },
-        written: SystemTime::now(),
+        asked: SystemTime::now(),
         revision: 1,
         is_known: false,
     }
@@ -93,7 +93,7 @@ async fn an_engine_that_is_registered_after_a_request_to_unregister_it_stays() {
     )));
     bridge.register_given(engine.clone()).unwrap();
     bridge.apply(HeardRegistration {
-        written: SystemTime::UNIX_EPOCH,
+        asked: SystemTime::UNIX_EPOCH,
         ..entry_of(engine, true)
     });
     assert_eq!(names(&bridge), ["gpu-1"]);

@@ -31,7 +31,7 @@ fn entry(
     Entry {
         bucket: "kept".to_owned(),
         key: shared.key(&registration.engine),
-        value: encoded(registration).unwrap(),
+        value: encoded(registration, None).unwrap(),
         revision,
         delta: 0,
         created: created.into(),
@@ -58,6 +58,26 @@ async fn the_newest_of_what_clients_ask_for_counts() {
         assert_eq!(heard(8, now + MINUTE), Some(false), "it is news, and newer");
         assert_eq!(heard(9, now - MINUTE), Some(true));
         assert_eq!(shared.take_noted(&own.engine), None);
+    }
+}
+
+/// JetStream was away. The other bridge has written later what it was asked before this one was.
+#[tokio::test]
+async fn the_time_of_asking_counts_and_not_that_of_writing() {
+    let (metrics, now) = (BridgeMetrics::new(), SystemTime::now());
+    for (asked, expected) in [(now - MINUTE, None), (now + MINUTE, Some(false))] {
+        let shared = shared();
+        let own = registration("gpu-0=tcp://127.0.0.1:1", true);
+        let other = registration("gpu-0=tcp://127.0.0.1:1", false);
+        shared.note(own, &metrics);
+        let mut heard = entry(&shared, &other, 7, now + 2 * MINUTE);
+        heard.value = encoded(&other, Some(asked)).unwrap();
+        assert_eq!(decoded(&heard).unwrap(), (other.clone(), asked));
+        assert_eq!(
+            rmp_serde::from_slice::<Registration>(&heard.value).unwrap(),
+            other
+        );
+        assert_eq!(shared.is_known(&heard, 0, &mut BTreeMap::new()), expected);
     }
 }
 
@@ -120,12 +140,12 @@ async fn the_end_of_a_registration_that_has_given_way_ends_no_other_one() {
         shared.write_noted(keys, &metrics, &mut written).await.unwrap();
         assert_eq!(shared.take_noted(&old.engine), None);
         let entry = keys.entry(&key).await.unwrap();
-        entry.map(|entry| rmp_serde::from_slice::<Registration>(&entry.value).unwrap())
+        entry.map(|entry| decoded(&entry).unwrap().0)
     };
     assert_eq!(end(u64::MAX).await, None, "there is none");
-    let revision = keys.put(&key, encoded(&anew).unwrap()).await.unwrap();
+    let revision = keys.put(&key, encoded(&anew, None).unwrap()).await.unwrap();
     assert_eq!(end(revision + 1).await, Some(anew.clone()));
-    let revision = keys.put(&key, encoded(&old).unwrap()).await.unwrap();
+    let revision = keys.put(&key, encoded(&old, None).unwrap()).await.unwrap();
     assert_eq!(
         end(revision).await,
         Some(old.clone()),
