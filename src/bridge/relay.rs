@@ -233,11 +233,11 @@ impl Relay {
         let in_words = |doubt: Reason| {
             match (doubt, self.block_doubts.other_block_size) {
             (Reason::BlockSize, Some(size)) => format!(
-                "block_size: its blocks have {size} tokens, and it is followed with another size; give block_size={size}"
+                "block_size: its blocks have {size} tokens, and it is followed with another size: start it with that, or give all block_size={size}"
             )
             .into(),
             (Reason::BlockSize, None) => Cow::Borrowed(
-                "block_size: its blocks have another size than it is followed with; give block_size=N",
+                "block_size: its blocks have another size than it is followed with: start it with that, or give all block_size=N",
             ),
             (doubt, _) => Cow::Borrowed(doubt.as_str()),
         }

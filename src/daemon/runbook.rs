@@ -89,7 +89,8 @@ pub fn joined(advice: impl Iterator<Item = String>) -> String {
 /// `culprit`, as [`named`] has it. `detail` has the words of the bridge that follows the holder's engine, if it says
 /// any: they tell more than the reason does.
 ///
-/// Returns `None` for most reasons of a holder whose engine is out of sight: first see to the engine.
+/// Returns `None` for most reasons of a holder whose engine is out of sight: first see to the engine. Also for
+/// `unverified` beside `stale`.
 pub fn mend_of_doubt(
     reason: DegradedReason,
     all: DegradedReasons,
@@ -104,17 +105,25 @@ pub fn mend_of_doubt(
     if (is_of_bridge || is_silence) && all.contains(DegradedReason::UpstreamLost) {
         return None;
     }
+    // Whoever is silent proves nothing: the end of the silence ends both.
+    if reason == DegradedReason::Unverified && all.contains(DegradedReason::Stale) {
+        return None;
+    }
     // Where it is asked and there are other reasons, it may go on for long.
     if reason == DegradedReason::Resyncing && all != DegradedReasons::of(reason) {
         return None;
     }
-    let detail = detail.filter(|_| is_of_bridge);
+    let is_refused =
+        |detail: &str| reason == DegradedReason::UpstreamLost && detail.starts_with(NOT_FOLLOWED);
+    let detail = detail.filter(|detail| is_of_bridge || is_refused(detail));
     let word = detail.and_then(|detail| detail.split(':').next());
     let told = word.and_then(|word| AdviceTable::BridgeWords.advice(word));
     let general = || mend_of([reason.as_str()].into_iter(), AdviceTable::DegradedReasons);
     Some(named(&told.unwrap_or_else(general), culprit))
 }
 
+/// Words with which bridges begin to say why they refuse an engine.
+const NOT_FOLLOWED: &str = "it is not followed";
 /// Placeholder in the commands on the pages for operators. It stands for a holder's namespace, worker and rank.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 /// Command on the pages for operators with a placeholder, which stands for an engine of a bridge.
@@ -290,7 +299,7 @@ mod tests {
             |detail| mend_of_doubt(DegradedReason::UpstreamGap, gap, detail, ["demo", "gpu-0", "1"]).unwrap();
         let size = mend(Some("block_size: its blocks have 16 tokens; give block_size=16"));
         assert!(
-            size.contains("--block-size") && !size.contains("replay"),
+            size.contains("--block-size") && size.contains("another model") && !size.contains("replay"),
             "{size}"
         );
         assert!(mend(Some("malformed")).contains("--format"));
@@ -316,8 +325,34 @@ mod tests {
         assert_eq!(mend(DegradedReason::UpstreamGap, lost), None);
         let away = mend(DegradedReason::UpstreamLost, lost).unwrap();
         assert!(away.contains("kvatlas admin forget demo gpu-0 1"), "{away}");
+        // Before that, no bridge may tell of the engine any more.
+        assert!(away.contains("POST /unregister"), "{away}");
         let stale = DegradedReasons::of(DegradedReason::Stale);
         assert!(mend(DegradedReason::Stale, stale).unwrap().contains("heartbeat"));
+        assert_eq!(
+            mend(DegradedReason::Unverified, stale.with(DegradedReason::Unverified)),
+            None
+        );
+    }
+
+    #[test]
+    fn an_engine_that_is_refused_has_advice_of_its_own() {
+        let lost = DegradedReasons::of(DegradedReason::UpstreamLost);
+        let mend = |detail| {
+            mend_of_doubt(
+                DegradedReason::UpstreamLost,
+                lost,
+                Some(detail),
+                ["demo", "gpu-0", "1"],
+            )
+            .unwrap()
+        };
+        let refused =
+            mend("it is not followed: block_size is 32, but its model has blocks of 16 tokens here");
+        assert!(refused.contains("the block size of the others"), "{refused}");
+        assert!(!refused.contains("engine lives"), "{refused}");
+        // The engine may be gone whatever it was doubted for before.
+        assert!(mend("lost_batches").contains("engine lives"));
     }
 
     #[test]

@@ -136,7 +136,7 @@ impl Bridge {
             }
             let told = Announced {
                 engine,
-                trouble: format!("it is not followed: {refusal}"),
+                trouble: trouble_of(refusal),
                 server: state.handle_of(by),
             };
             if let Some(announcement) = self.spawn_announcement(state, told) {
@@ -306,6 +306,18 @@ fn announced_size(engine: &NewEngine, refusal: &RegisterRefusal) -> Option<NewEn
             Some(engine)
         }
         _ => None,
+    }
+}
+
+/// Returns the words that say why an engine is not followed. They are short enough for a label.
+fn trouble_of(refusal: &RegisterRefusal) -> String {
+    match refusal {
+        RegisterRefusal::OtherBlockSize { asked, in_force, .. } => {
+            format!(
+                "it is not followed: block_size is {asked}, but its model has blocks of {in_force} tokens here"
+            )
+        }
+        other => format!("it is not followed: {other}"),
     }
 }
 

@@ -1,13 +1,63 @@
 //! Checks of a bridge: whether it can look for engines, and whether it follows the engines that it knows.
 
-use kvatlas_process::registry::{EnginesReport, SourceState};
+use std::collections::BTreeMap;
 
+use futures_util::future::join_all;
+use kvatlas_process::registry::{EnginesReport, SourceState};
+use serde::Deserialize;
+
+use super::replicas::ReplicaAnswer;
 use super::report::Check;
+use crate::cli::Failure;
+use crate::cli::admin_client::ProcessRole;
 use crate::cli::followed;
+use crate::cli::status::Status;
 use crate::cli::text::counted;
 
 /// Maximum number of sources of engines (such as DNS or a file) that get a check of their own.
 const LINES_MAX: usize = 16;
+
+/// Admin listeners of the bridges that follow an engine, by its namespace, worker and rank.
+pub(super) type Followers<'s> = BTreeMap<(String, String, u32), Vec<&'s str>>;
+
+/// Engines that a bridge follows, as its route `/workers` lists them.
+#[derive(Debug, Deserialize)]
+struct ListedEngines {
+    engines: Vec<ListedEngine>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ListedEngine {
+    namespace: Option<String>,
+    instance: String,
+    rank: u32,
+}
+
+/// Asks the bridges among the replicas for their engines, where there are two bridges or more.
+pub(super) async fn followers(seen: &[ReplicaAnswer]) -> Followers<'_> {
+    let is_bridge = |index: &Status| index.role == ProcessRole::Bridge;
+    let bridges = seen
+        .iter()
+        .filter(|(_, index)| index.as_ref().is_ok_and(is_bridge));
+    let bridges: Vec<_> = bridges.map(|(replica, _)| replica.admin()).collect();
+    let mut followers = Followers::new();
+    if bridges.len() < 2 {
+        return followers;
+    }
+    let asked = bridges.into_iter().map(async |bridge| {
+        let followed: Result<ListedEngines, Failure> = bridge.json("/workers?limit=10000").await;
+        (bridge.authority(), followed)
+    });
+    for (place, followed) in join_all(asked).await {
+        for engine in followed.map_or(Vec::new(), |followed| followed.engines) {
+            if let Some(namespace) = engine.namespace {
+                let name = (namespace, engine.instance, engine.rank);
+                followers.entry(name).or_default().push(place);
+            }
+        }
+    }
+    followers
+}
 
 /// Returns the checks of the bridge in the process whose admin listener is at `place`: one for each source in which it
 /// looks for engines, and one for all its engines and servers.

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use kvatlas_core::wire::DegradedReasons;
+use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 use kvatlas_daemon::costs::Cost;
 use kvatlas_daemon::runbook::{joined, mend_of_doubt};
 use serde::Deserialize;
 
+use super::bridges::Followers;
 use super::probe::Probe;
 use super::report::Check;
 use crate::cli::doubted::DoubtedHolder;
@@ -72,11 +73,16 @@ impl<'d> Culprit<'d> {
         self.places.push(place);
     }
 
-    fn check(&self, name: NamespacedHolder<'_>, now_us: u64) -> Check {
+    /// Returns the check of this holder. `followers` are the admin listeners of the bridges that follow its engine.
+    fn check(&self, name: NamespacedHolder<'_>, followers: &[&str], now_us: u64) -> Check {
         let words: Vec<&str> = self.reasons.iter().map(|reason| reason.as_str()).collect();
         let (since, places) = (since(self.since_us, now_us), self.places.join(", "));
         let detail = self.detail.map_or(String::new(), |detail| format!(": {detail}"));
-        let found = format!("{}{since}{detail}, at {places}", words.join(", "));
+        let by = match followers.len() >= 2 && self.reasons.contains(DegradedReason::Contested) {
+            true => format!("; followed by the bridges at {}", followers.join(", ")),
+            false => String::new(),
+        };
+        let found = format!("{}{since}{detail}, at {places}{by}", words.join(", "));
         let rank = name.rank.to_string();
         let culprit = [name.namespace, name.worker, &rank];
         let mend_of = |reason| mend_of_doubt(reason, self.reasons, self.detail, culprit);
@@ -88,9 +94,14 @@ impl<'d> Culprit<'d> {
 /// Returns a failed check for each of the first [`LINES_MAX`] holders that any daemon calls not exact, and one check
 /// that counts the other such holders.
 ///
-/// `daemons` has each daemon's address and holders, and `now_us` is the present time. The doctor's own `probe` is left
-/// out.
-pub(super) fn judge(daemons: &[(&str, Degraded)], probe: &Probe, now_us: u64) -> Vec<Check> {
+/// `daemons` has each daemon's address and holders, `followers` the bridges of each engine, and `now_us` is the present
+/// time. The doctor's own `probe` is left out.
+pub(super) fn judge(
+    daemons: &[(&str, Degraded)],
+    followers: &Followers<'_>,
+    probe: &Probe,
+    now_us: u64,
+) -> Vec<Check> {
     let mut culprits: BTreeMap<NamespacedHolder<'_>, Culprit<'_>> = BTreeMap::new();
     let mut unlisted = 0;
     for (place, known) in daemons {
@@ -114,7 +125,11 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], probe: &Probe, now_us: u64) ->
     let mut checks: Vec<Check> = culprits
         .iter()
         .take(LINES_MAX)
-        .map(|(name, culprit)| culprit.check(*name, now_us))
+        .map(|(name, culprit)| {
+            let engine = (name.namespace.to_owned(), name.worker.to_owned(), name.rank);
+            let followers = followers.get(&engine).map_or(&[][..], Vec::as_slice);
+            culprit.check(*name, followers, now_us)
+        })
         .collect();
     if unlisted > 0 {
         let found = match checks.is_empty() {
@@ -158,8 +173,8 @@ mod tests {
 
     #[test]
     fn each_culprit_has_a_line_with_its_reasons() {
-        let none = degraded(r#"{"holders":[],"holders_total":0}"#);
-        let checks = judge(&[("a", none)], &Probe::named("own", "own", 0), 0);
+        let (none_follow, none) = (Followers::new(), degraded(r#"{"holders":[],"holders_total":0}"#));
+        let checks = judge(&[("a", none)], &none_follow, &Probe::named("own", "own", 0), 0);
         assert_eq!(
             (checks.len(), checks[0].outcome(), checks[0].found()),
             (1, CheckOutcome::Fine, "all are exact")
@@ -176,6 +191,7 @@ mod tests {
         let second = some(&[holder("m", "vllm-2", "gap")], 1);
         let checks = judge(
             &[("a", first), ("b", second)],
+            &none_follow,
             &Probe::named("own", "own", 0),
             1_800_000_060_000_000,
         );
@@ -205,10 +221,20 @@ mod tests {
         let many: Vec<String> = (0..20)
             .map(|number| holder("m", &format!("w-{number}"), "stale"))
             .collect();
-        let checks = judge(&[("a", some(&many, 30))], &Probe::named("own", "own", 0), 0);
+        let checks = judge(
+            &[("a", some(&many, 30))],
+            &Followers::new(),
+            &Probe::named("own", "own", 0),
+            0,
+        );
         assert_eq!(checks.len(), LINES_MAX + 1);
         assert_eq!(checks[LINES_MAX].found(), "14 others are not exact, too");
-        let unlisted = judge(&[("a", some(&[], 3))], &Probe::named("own", "own", 0), 0);
+        let unlisted = judge(
+            &[("a", some(&[], 3))],
+            &Followers::new(),
+            &Probe::named("own", "own", 0),
+            0,
+        );
         assert_eq!(unlisted[0].found(), "3 are not exact");
     }
 }

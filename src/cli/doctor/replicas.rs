@@ -11,7 +11,7 @@ use kvatlas_core::wire::NamespaceName;
 use kvatlas_daemon::runbook::{AdviceTable, mend_of};
 use kvatlas_process::setup::Setup;
 
-use super::bridges;
+use super::bridges::{self, Followers};
 use super::clock;
 use super::holders::{self, Degraded};
 use super::probe::Probe;
@@ -43,6 +43,11 @@ impl Replica {
     /// Whether the process was found on NATS as a bridge.
     pub(super) fn is_bridge(&self) -> bool {
         self.is_bridge
+    }
+
+    /// Returns the client of the replica's admin listener.
+    pub(super) fn admin(&self) -> &AdminClient {
+        &self.admin
     }
 
     /// Whether the replica has this admin listener.
@@ -135,7 +140,7 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, probe: &Pr
         }
     }
     let daemons: Vec<Indexed<'_>> = groups.values().flatten().copied().collect();
-    checks.extend(check_holders(&daemons, probe).await);
+    checks.extend(check_holders(&daemons, &bridges::followers(seen).await, probe).await);
     checks.extend(check_indexes(&daemons));
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let known: Vec<u64> = replicas.iter().map(|(_, index)| holders_in(index)).collect();
@@ -156,7 +161,7 @@ type Indexed<'s> = (&'s AdminClient, &'s Status);
 
 /// Returns the checks of the holders that are not exact, from the answers of the daemons that have an index. Daemons
 /// that do not tell their holders have a failed check each.
-async fn check_holders(daemons: &[Indexed<'_>], probe: &Probe) -> Vec<Check> {
+async fn check_holders(daemons: &[Indexed<'_>], followers: &Followers<'_>, probe: &Probe) -> Vec<Check> {
     let asked = daemons.iter().map(async |(daemon, _)| {
         let degraded: Result<Degraded, Failure> = daemon.json(Degraded::TARGET).await;
         (daemon.authority(), degraded)
@@ -173,7 +178,7 @@ async fn check_holders(daemons: &[Indexed<'_>], probe: &Probe) -> Vec<Check> {
         }
     }
     if !known.is_empty() {
-        checks.extend(holders::judge(&known, probe, unix_time_us()));
+        checks.extend(holders::judge(&known, followers, probe, unix_time_us()));
     }
     checks
 }
@@ -443,6 +448,36 @@ mod tests {
         assert!(said.contains("FAIL holder gpu-0/0 of m: gap"), "{said}");
         let place = seen[0].0.admin.authority();
         assert!(said.contains(&format!("FAIL holders of {place}: ")), "{said}");
+    }
+
+    #[tokio::test]
+    async fn bridges_that_contest_a_holder_are_named() {
+        let daemon = r#"{"ready": true, "reasons": [], "namespaces": [], "holders_total": 2, "holders": [
+            {"namespace": "m", "worker": "gpu-0", "rank": 0, "degraded": ["contested"]},
+            {"namespace": "m", "worker": "gpu-1", "rank": 0, "degraded": ["gap"]}]}"#;
+        let bridge = r#"{"ready": true, "reasons": [], "role": "bridge", "namespaces": [],
+            "engines": [{"namespace": "m", "instance": "gpu-0", "rank": 0}, {"namespace": "m", "instance": "gpu-1", "rank": 0}]}"#;
+        let index = r#"{"role": "bridge", "namespaces": []}"#;
+        let served = |text: &'static str| axum::Router::new().fallback(move || std::future::ready(text));
+        let bridge = || {
+            let index = axum::routing::get(move || std::future::ready(index));
+            served(bridge).route("/index", index)
+        };
+        let [one, other] = [replica(bridge()).await, replica(bridge()).await];
+        let seen = look(vec![replica(served(daemon)).await, one, other]).await;
+        let checks = check(&seen, Duration::ZERO, &Probe::named("own", "own", 0)).await;
+        let places: Vec<&str> = seen[1..]
+            .iter()
+            .map(|(replica, _)| replica.admin.authority())
+            .collect();
+        let ending = format!("; followed by the bridges at {}", places.join(", "));
+        let named = checks.iter().filter(|check| check.found().ends_with(&ending));
+        let named: Vec<&Check> = named.collect();
+        assert_eq!(named.len(), 1, "{checks:?}");
+        assert!(
+            named[0].found().starts_with("contested") && named[0].mend().contains("--lease"),
+            "{named:?}"
+        );
     }
 
     /// A test in which one replica has already forgotten the holder of the doctor's probe, and another has not yet.

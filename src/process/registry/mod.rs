@@ -353,7 +353,9 @@ pub enum SizeOf {
     #[error("the configuration says so: set namespaces.{0}.block_size")]
     Configuration(NamespaceName),
     /// An engine that is followed.
-    #[error("{0} has that size; give all engines of the model one size, or unregister the others first")]
+    #[error(
+        "{0} has that size; start this engine with it, or serve it as another model or tenant; or unregister the others first"
+    )]
     Engine(Box<EngineKey>),
     /// A holder in the index, whose blocks have this size. There may be more such holders.
     #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
