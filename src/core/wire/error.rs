@@ -169,6 +169,34 @@ pub enum DecodeError {
     /// An address or labels that cannot be used.
     #[error(transparent)]
     Profile(#[from] ProfileError),
+    /// One of several queries of a request cannot be decoded.
+    #[error("queries[{index}]: {source}")]
+    InQuery {
+        /// Index of the query.
+        index: usize,
+        /// Error in the query.
+        source: Box<DecodeError>,
+    },
+}
+
+impl DecodeError {
+    /// Returns a function that makes an error in the query `index` of a request from an error in a query.
+    pub(super) fn in_query(index: usize) -> impl FnOnce(Self) -> Self {
+        move |error| Self::InQuery {
+            index,
+            source: Box::new(error),
+        }
+    }
+
+    /// Returns the number of the error reply.
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Oversized { .. } | Self::TooLong { .. } | Self::TextTooLong { .. } => ErrorCode::TooLarge,
+            Self::UnsupportedVersion { .. } => ErrorCode::UnsupportedVersion,
+            Self::InQuery { source, .. } => source.code(),
+            _ => ErrorCode::BadRequest,
+        }
+    }
 }
 
 /// Reason why the positions of a compressed chain do not fit its hashes.
@@ -265,14 +293,7 @@ impl WireError {
 
 impl From<DecodeError> for WireError {
     fn from(error: DecodeError) -> Self {
-        let code = match &error {
-            DecodeError::Oversized { .. } | DecodeError::TooLong { .. } | DecodeError::TextTooLong { .. } => {
-                ErrorCode::TooLarge
-            }
-            DecodeError::UnsupportedVersion { .. } => ErrorCode::UnsupportedVersion,
-            _ => ErrorCode::BadRequest,
-        };
-        Self::new(code, error.to_string())
+        Self::new(error.code(), error.to_string())
     }
 }
 

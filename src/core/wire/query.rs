@@ -240,7 +240,7 @@ impl<'de> Deserialize<'de> for SingleQuery {
 fn decode_queries(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<SingleQuery>, DecodeError> {
     let queries = reader.array("queries", limits.queries_max)?;
     (0..queries)
-        .map(|_| decode_query(reader, "a query", limits))
+        .map(|index| decode_query(reader, "a query", limits).map_err(DecodeError::in_query(index)))
         .collect()
 }
 
@@ -364,15 +364,18 @@ impl QueryFields {
         let mut bytes = self.checked_bytes(limits)?;
         if let Some(queries) = &queries {
             check_count("queries", queries.len(), limits.queries_max)?;
-            for query in queries {
-                bytes += query.checked_bytes(limits)?;
+            for (index, query) in queries.iter().enumerate() {
+                let checked = query.checked_bytes(limits);
+                bytes += checked.map_err(DecodeError::in_query(index))?;
             }
         }
         if bytes > limits.message_bytes_max {
             let max = limits.message_bytes_max;
             return Err(DecodeError::Oversized { bytes, max });
         }
-        let queries = queries.map(|queries| queries.into_iter().map(Self::into_query).collect());
+        let decoded =
+            |(index, query): (usize, Self)| query.into_query().map_err(DecodeError::in_query(index));
+        let queries = queries.map(|queries| queries.into_iter().enumerate().map(decoded).collect());
         let queries = queries.transpose()?;
         Self { v, queries, ..self }.into_request()
     }

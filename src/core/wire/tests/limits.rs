@@ -237,6 +237,15 @@ fn queries_of_a_request_are_bounded() {
     let one = SingleQuery::new(QueryKey::SequenceHashes(chain(1)));
     let request = |count| QueryRequest::Batch(vec![one.clone(); count]).encode();
     check_queries(request, |limits| &mut limits.queries_max);
+    let limits = WireLimits {
+        query_depth_max: 1,
+        ..WireLimits::default()
+    };
+    let deep = SingleQuery::new(QueryKey::SequenceHashes(chain(2)));
+    let refused = QueryRequest::decode(&QueryRequest::Batch(vec![one, deep]).encode(), &limits).unwrap_err();
+    let refused = WireError::from(refused);
+    assert_eq!(refused.code, ErrorCode::TooLarge);
+    assert!(refused.text.starts_with("queries[1]: "), "{refused}");
 }
 
 /// Returns a query for one block of these workers.
