@@ -86,6 +86,7 @@ impl AdminSource for View {
         self.process.ready.set(f64::from(report.is_ready()));
         let is_connected = report.is_set(Latch::Connected);
         self.process.connected.set(f64::from(is_connected));
+        self.process.publish_usage();
         self.metrics.render()
     }
 

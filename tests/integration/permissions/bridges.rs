@@ -7,6 +7,7 @@ use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use serde_json::Value;
 
 use super::{USERS, broker, inbox_prefix, password};
+use crate::support::metrics::metric;
 use crate::support::process::{Process, message};
 use crate::support::{eventually, http_get, own_port, server, subjects};
 
@@ -45,6 +46,17 @@ async fn a_bridge_is_ready_only_while_the_server_takes_what_it_reports() {
         (http_get(allowed.admin_address(), "/readyz").0 == 200).then_some(())
     })
     .await;
+    for used in [
+        "kvatlas_process_resident_memory_bytes",
+        "kvatlas_process_open_file_descriptors",
+        "kvatlas_process_allowed_file_descriptors",
+    ] {
+        assert_ne!(metric(&allowed, used), 0, "{used}");
+    }
+    // At its end it asks the server whether everything was taken.
+    let (_, log) = allowed.stop();
+    assert!(!log.contains("refuses what the bridge needs"), "{log}");
+    assert!(!log.contains("refuses this publisher"), "{log}");
 }
 
 /// A test that `up` tells what the server refuses its bridge: no answer is exact without the worker that is not heard of.
