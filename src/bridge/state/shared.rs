@@ -32,6 +32,8 @@ use crate::republish::PortPlaces;
 
 /// Pause before the buckets are opened again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Pause between two counts of the failure that another owner has the set of files. An alert looks at five minutes.
+const FENCED_PAUSE: Duration = Duration::from_secs(60);
 /// Pause between two looks whether JetStream answers, and still has the entries that were heard. The watch waits for ever
 /// where the connection is lost, or where the stream was made anew.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
@@ -40,7 +42,6 @@ const NOTED_MAX: usize = 4096;
 /// Part of a key that marks a registration.
 const REGISTERED: &str = "registered.";
 
-static AWAY_GATE: LogGate = LogGate::new();
 static UNREADABLE_GATE: LogGate = LogGate::new();
 
 /// An engine that was registered or unregistered over HTTP.
@@ -204,8 +205,8 @@ impl SharedRegistrations {
         noted.map(|noted| noted.registration.is_registered)
     }
 
-    /// Opens the set of files in JetStream, and exchanges registrations between `registry` and the other bridges. Returns
-    /// when another owner takes the set of files.
+    /// Opens the set of files in JetStream, and exchanges registrations between `registry` and the other bridges. When another
+    /// owner takes the set of files, that is counted every [`FENCED_PAUSE`] until the bridge ends.
     pub(in super::super) async fn run(
         self,
         nats: Client,
@@ -214,6 +215,7 @@ impl SharedRegistrations {
     ) {
         let mut jetstream = async_nats::jetstream::new(nats.clone());
         jetstream.set_timeout(ANSWER_PATIENCE);
+        let failed = |error: &io::Error| metrics.state_failed(&format_args!("{:?}", self.bucket), error);
         let mut known = None;
         loop {
             let exchanged = match self.bucket.open(&jetstream).await {
@@ -226,16 +228,11 @@ impl SharedRegistrations {
             // Where another owner has the set, this bridge hears of no other registrations any more.
             registry.set_read(exchanged.is_ok());
             match exchanged {
-                Ok(owner) => {
-                    let error = self.bucket.fenced(&owner);
-                    return metrics.state_failed(&format_args!("{:?}", self.bucket), &error);
-                }
-                Err(error) => {
-                    if let Some(suppressed) = AWAY_GATE.admit() {
-                        let state = &self.bucket;
-                        tracing::warn!(?state, %error, suppressed, "the bridge's state in JetStream is out of reach; tried again");
-                    }
-                }
+                Ok(owner) => loop {
+                    failed(&self.bucket.fenced(&owner));
+                    tokio::time::sleep(FENCED_PAUSE).await;
+                },
+                Err(error) => failed(&error),
             }
             mend_requests(&nats, &self.bucket.info_subject()).await;
             tokio::time::sleep(PAUSE).await;
