@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kvatlas_bridge::{Bridge, RouterQuestion};
-use kvatlas_config::{Config, LoggingConfig, process_environment};
+use kvatlas_config::{Config, process_environment};
 use kvatlas_core::wire::{Address, AdminCommand, Subjects};
 use kvatlas_daemon::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, ReadTokens, TokenFiles};
 use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
@@ -61,10 +61,10 @@ pub(crate) struct BridgeArguments {
     /// File with the bearer token that HTTP requests need [environment: KVATLAS_HTTP_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<String>,
-    /// Which log lines to write.
-    #[arg(long, value_name = "FILTER", default_value = "info")]
-    logging_level: String,
-    /// Write log lines as JSON.
+    /// Which log lines to write [default: info] [environment: KVATLAS_LOGGING_LEVEL].
+    #[arg(long, value_name = "FILTER")]
+    logging_level: Option<String>,
+    /// Write log lines as JSON [environment: KVATLAS_LOGGING_FORMAT=json].
     #[arg(long)]
     logging_json: bool,
     /// At the end, tell daemons to forget the engines at once.
@@ -162,7 +162,10 @@ impl BridgeArguments {
         surroundings: &Surroundings,
     ) -> Result<Config, Failure> {
         let (environment, mut flags) = self.daemon.sources(false, environment, surroundings)?;
+        let logging_format = self.logging_json.then(|| LogFormat::Json.as_str().to_owned());
         flags.extend(given_flags([
+            ("logging.level", &self.logging_level),
+            ("logging.format", &logging_format),
             ("admin.listen", &self.admin_listen),
             ("http.listen", &self.http_listen),
             ("http.token_file", &self.http_token_file),
@@ -175,14 +178,7 @@ impl BridgeArguments {
         // First of all: until then, SIGHUP would end the process.
         let (mut signals, hangups) = (StopSignals::listen()?, Hangups::listen()?);
         let config = self.load(process_environment(), &Surroundings::of_process())?;
-        let format = match self.logging_json {
-            true => LogFormat::Json,
-            false => LogFormat::Text,
-        };
-        start_logging(&LoggingConfig {
-            format,
-            level: self.logging_level.clone(),
-        })?;
+        start_logging(&config.logging)?;
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let engines = self.engines.load()?;
         if engines.is_empty() && !self.engines.has_sources() && config.http.listen.is_none() {
@@ -379,6 +375,30 @@ mod tests {
             .load(environment.collect(), &Surroundings::default())?;
         let http = loaded.http;
         Ok((loaded.admin.listen, http.listen, http.token_file))
+    }
+
+    #[test]
+    fn logging_is_that_of_flags_over_the_environment_over_the_defaults() {
+        let logged = |flags: &[&str], environment: &[(&str, &str)]| {
+            let command = Command::try_parse_from(std::iter::once(&"bridge").chain(flags)).unwrap();
+            let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
+            let environment = environment.iter().map(own).collect();
+            let loaded = command
+                .bridge
+                .load(environment, &Surroundings::default())
+                .unwrap();
+            (loaded.logging.format, loaded.logging.level)
+        };
+        let expected = |format, level: &str| (format, level.to_owned());
+        assert_eq!(logged(&[], &[]), expected(LogFormat::Text, "info"));
+        let environment = [
+            ("KVATLAS_LOGGING_FORMAT", "json"),
+            ("KVATLAS_LOGGING_LEVEL", "warn"),
+        ];
+        assert_eq!(logged(&[], &environment), expected(LogFormat::Json, "warn"));
+        let flags = ["--logging-level", "error", "--logging-json"];
+        assert_eq!(logged(&flags, &environment), expected(LogFormat::Json, "error"));
+        assert_eq!(logged(&flags, &[]), expected(LogFormat::Json, "error"));
     }
 
     #[test]

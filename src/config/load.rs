@@ -12,12 +12,17 @@ use super::{combinations, environment, file, print, suggest};
 /// Sections that tell a client how to reach a daemon.
 const CLIENT_SECTIONS: [&str; 2] = ["nats", "subjects"];
 
-/// Keys of the settings that only a bridge reads, in addition to the settings that all clients read.
-const BRIDGE_SETTINGS: [&str; 4] = [
+/// Beginnings of the variables of these sections. With the second also of those that are misspelt without their "S".
+const CLIENT_BEGINNINGS: [&str; 2] = ["KVATLAS_NATS_", "KVATLAS_SUBJECT"];
+
+/// Keys of the settings that a bridge reads, in addition to the settings that all clients read.
+const BRIDGE_SETTINGS: [&str; 6] = [
     "admin.listen",
     "admin.advertise",
     "http.listen",
     "http.token_file",
+    "logging.format",
+    "logging.level",
 ];
 
 /// Default address of a bridge's admin listener.
@@ -71,7 +76,8 @@ impl Config {
     /// Loads the settings by which a client reaches a daemon: how to reach NATS, and the prefix of the subjects.
     ///
     /// The sources are `flags`, by the dotted keys of their settings, and the environment. So a client finds the daemon
-    /// that reads the same environment. Variables that only the daemon reads are passed over.
+    /// that reads the same environment. Variables that only the daemon reads are passed over; misspelt ones of a client are
+    /// mistakes.
     ///
     /// # Errors
     ///
@@ -87,9 +93,9 @@ impl Config {
         )
     }
 
-    /// Loads the settings of a bridge: the settings by which a client reaches a daemon, and the addresses on which the
-    /// bridge listens. The default address of the bridge's admin listener differs from the daemon's. An environment
-    /// variable about a listener counts as not set if it is empty.
+    /// Loads the settings of a bridge: the settings by which a client reaches a daemon, the addresses on which the
+    /// bridge listens, and its log. The default address of the bridge's admin listener differs from the daemon's. An environment
+    /// variable about a listener or the log counts as not set if it is empty.
     ///
     /// # Errors
     ///
@@ -152,10 +158,14 @@ pub(super) fn is_for_clients(setting: &Setting) -> bool {
         && !matches!(setting.key, "nats.embedded" | "nats.server_binary")
 }
 
-/// Whether a variable belongs to a setting that tells a client how to reach a daemon.
+/// Whether a variable belongs to a setting that tells a client how to reach a daemon, or looks like one and is misspelt.
 fn is_client_variable(variable: &str) -> bool {
-    let mut settings = SETTINGS.iter();
-    settings.any(|setting| setting.variable == variable && is_for_clients(setting))
+    match SETTINGS.iter().find(|setting| setting.variable == variable) {
+        Some(setting) => is_for_clients(setting),
+        None => CLIENT_BEGINNINGS
+            .iter()
+            .any(|beginning| variable.starts_with(beginning)),
+    }
 }
 
 fn read_flags(flags: BTreeMap<String, String>, layers: &mut Layers) {

@@ -205,3 +205,35 @@ fn names_have_room_for_the_doctors_own() {
     let least = load(&[("limits.max_name_bytes", "16")], &[], "").unwrap();
     assert!(kvatlas_core::wire::PROBE_NAME.len() <= least.limits.max_name_bytes);
 }
+
+/// A test that clients refuse what the daemon refuses, of the variables that they read. Kubernetes' variables of services
+/// stay.
+#[test]
+fn misspelt_variables_of_clients_are_mistakes() {
+    let refused = |name: &str| {
+        let environment = [
+            (name, "1"),
+            ("KVATLAS_EVENTS_LANES", "x"),
+            ("KVATLAS_OTHER", "x"),
+            ("KVATLAS_NATS_SERVICE_HOST", "10.0.0.1"),
+            ("KVATLAS_NATS_PORT_4222_TCP", "tcp://10.0.0.1:4222"),
+        ];
+        let own = |(name, text): (&str, &str)| (name.to_owned(), text.to_owned());
+        let environment = || environment.into_iter().map(own);
+        let loaded = [
+            Config::load_for_client(BTreeMap::new(), environment()),
+            Config::load_for_bridge(BTreeMap::new(), environment()),
+        ];
+        loaded.map(|loaded| loaded.map_or_else(|errors| errors.as_slice().to_vec(), |_| Vec::new()))
+    };
+    assert_eq!(refused("KVATLAS_METRICS_PORT"), [vec![], vec![]], "a daemon's");
+    for (name, meant) in [
+        ("KVATLAS_NATS_TLS_REQUIERD", "KVATLAS_NATS_TLS_REQUIRED"),
+        ("KVATLAS_SUBJECT_PREFIX", "KVATLAS_SUBJECTS_PREFIX"),
+    ] {
+        for errors in refused(name) {
+            assert_eq!(errors.len(), 1, "{errors:?}");
+            assert_unknown(&errors, name, "", Some(meant));
+        }
+    }
+}
