@@ -97,8 +97,8 @@ impl DaemonView {
             .look(namespaces.iter().map(|namespace| &**namespace), now);
     }
 
-    /// Forgets namespaces that have been empty for longer than `empty_us_max`. Their gauges are updated for the last
-    /// time.
+    /// Forgets namespaces that have been empty for longer than `empty_us_max`. What they have evicted is counted for the
+    /// last time, and their gauges end at 0.
     pub(super) fn forget_empty_namespaces(&self, now_us: u64, empty_us_max: u64) {
         for namespace in self.namespaces.forget_empty(now_us, empty_us_max) {
             log_gated!(info "a namespace without holders is forgotten"; namespace = namespace.name.as_str());
