@@ -5,8 +5,8 @@ use kvatlas_client::publish::PublisherError;
 use super::Relay;
 
 impl Relay {
-    /// Waits until all messages for daemons have been sent to the NATS server. If the server refuses messages or does
-    /// not answer, that is no error here: the bridge's status shows it.
+    /// Waits until all messages for daemons have been sent to the NATS server. If the server refuses messages, does not
+    /// answer or was away, that is no error here: the bridge's status shows it.
     pub(in super::super) async fn flush(&mut self) -> Result<(), PublisherError> {
         self.tell().await?;
         of_publisher_alone(self.publisher.flush().await.map(|_| ()))
@@ -38,11 +38,15 @@ impl Relay {
     }
 }
 
-/// Returns the result of the publisher. An error that only says that the NATS server has refused a message, or not
-/// answered, becomes `Ok`.
+/// Returns the result of the publisher. An error that only says that the NATS server has refused a message, has not answered,
+/// or was away meanwhile, becomes `Ok`.
 fn of_publisher_alone(sent: Result<(), PublisherError>) -> Result<(), PublisherError> {
     match sent {
-        Err(PublisherError::Refused { .. } | PublisherError::Unanswered { .. }) => Ok(()),
+        Err(
+            PublisherError::Refused { .. }
+            | PublisherError::Unanswered { .. }
+            | PublisherError::Connection(_),
+        ) => Ok(()),
         sent => sent,
     }
 }
