@@ -11,7 +11,7 @@ mod republished;
 mod servers;
 mod shared;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -220,6 +220,8 @@ struct BridgeState {
     refused: RefusedAnnouncements,
     /// Engines that are no longer followed, until [`Bridge::fill`].
     freed: Vec<Freed>,
+    /// Engines that sources give and that a client has unregistered. Each stays away until its source reports again.
+    dismissed: BTreeSet<EngineKey>,
 }
 
 impl BridgeState {

@@ -226,8 +226,8 @@ impl ServerEvents {
         }
     }
 
-    /// Puts all ranks out of sight until their next events, because the connection is a new one. An answer may have been lost
-    /// with the old one, and the process may be another one.
+    /// Puts all ranks out of sight until their next events, because an answer may have been lost: the connection is a new one,
+    /// or the answer cannot be decoded. The process may be another one.
     fn doubt_all(&mut self) {
         let ranks = self.holders.all().map(|(_, rank, _)| rank);
         self.unproven.extend(ranks);
@@ -278,8 +278,8 @@ impl ServerEvents {
             for (_, _, relay) in self.holders.all() {
                 relay.lose(Reason::Malformed).await?;
             }
-            // All ranks are now in doubt until a clear.
-            self.unproven.clear();
+            // With them, a restart may have been lost.
+            self.doubt_all();
         }
         let proven = self.prove_all();
         if proven.values().any(Numbers::is_restarted) {

@@ -6,6 +6,7 @@
 
 use kvatlas_process::registry::{Connection, EngineKey, GivenEngine, NewEngine, NewServer};
 
+use super::servers::presumed_key;
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engine that is no longer followed, or whose server is no longer asked. Its task goes on until [`Bridge::fill`].
@@ -36,6 +37,11 @@ impl Freed {
         }
     }
 
+    /// Whether `engine` has the name or the address that this engine had.
+    pub(super) fn has_place_of(&self, engine: &NewEngine) -> bool {
+        self.key == engine.key || self.endpoint == engine.endpoint
+    }
+
     /// Whether `engine` has the settings that this engine had.
     fn was(&self, engine: &GivenEngine) -> bool {
         match (&self.given, engine) {
@@ -52,21 +58,22 @@ impl Freed {
 
 impl BridgeState {
     /// Returns the engines that sources give, with the names or the addresses of those in `freed`, and that are not followed.
-    fn refused_given(&self, freed: &[Freed]) -> Vec<GivenEngine> {
-        let has_place = |engine: &NewEngine| {
-            let mut freed = freed.iter();
-            freed.any(|freed| freed.key == engine.key || freed.endpoint == engine.endpoint)
-        };
+    /// An engine that was unregistered is not among them.
+    fn refused_given(&mut self, freed: &[Freed]) -> Vec<GivenEngine> {
+        let has_place = |engine: &NewEngine| freed.iter().any(|freed| freed.has_place_of(engine));
         let has_name = |server: &NewServer| {
             let is_of =
                 |key: &EngineKey| key.instance == server.instance && key.model == server.key().cache();
             freed.iter().any(|freed| is_of(&freed.key))
         };
-        let mut refused = self.given.all_of(
+        let given = self.given.all_of(
             |engine| has_place(engine) && !self.engines.contains_key(&engine.key),
             |server| has_name(server) && !self.servers.contains_key(&server.key()),
         );
-        refused.retain(|engine| !freed.iter().any(|freed| freed.was(engine)));
+        let was_followed = |engine: &GivenEngine| freed.iter().any(|freed| freed.was(engine));
+        let (unregistered, mut refused): (Vec<_>, Vec<_>) = given.into_iter().partition(was_followed);
+        self.dismissed.extend(unregistered.iter().map(presumed_key));
+        refused.retain(|engine| !self.dismissed.contains(&presumed_key(engine)));
         refused
     }
 }
@@ -84,6 +91,10 @@ impl Bridge {
             // One that is refused again is told of already.
             let _ = self.follow_in(state, engine);
         }
+        self.take_up(state, |engine| match engine {
+            GivenEngine::Publisher(engine) => freed.iter().any(|freed| freed.has_place_of(engine)),
+            GivenEngine::Server(_) => freed.iter().any(|freed| freed.key == presumed_key(engine)),
+        });
         let told: Vec<_> = state
             .servers
             .values()

@@ -10,7 +10,7 @@ use kvatlas_process::registry::{
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
 use super::awaited::GivenBy;
-use super::servers::presumed_key;
+use super::servers::{key_of_server, presumed_key};
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engines of one source, by name. Of two engines with one name, only the first is in the set. The bridge refuses the
@@ -37,6 +37,12 @@ impl Set {
             }
         }
         set
+    }
+
+    /// Whether this set has an engine with the presumed key `key`.
+    fn has_key(&self, key: &EngineKey) -> bool {
+        let mut servers = self.servers.values();
+        self.publishers.contains_key(key) || servers.any(|server| key_of_server(server) == *key)
     }
 
     /// Whether this set has `engine`, with the settings by which it is followed.
@@ -149,6 +155,8 @@ impl Bridge {
         let mut before = state.given.0.remove(source).unwrap_or_default();
         let now = Set::new(engines);
         state.given.0.insert(source.to_owned(), now.clone());
+        let reported = |key: &EngineKey| before.has_key(key) || now.has_key(key);
+        state.dismissed.retain(|key| !reported(key));
         let ended = state.end_changed(&before, &now);
         for engine in &ended {
             let meant = MeantEngines::One(presumed_key(engine));

@@ -193,35 +193,33 @@ impl Bridge {
     /// files were given, because these have priority. An engine that is refused stays in the list, and is tried again. Each change of its refusal is logged. An engine that
     /// has been registered anew is as it was registered last.
     pub fn take_up_registered(&self) {
-        let mut changes = Vec::new();
         let mut state = self.inner.state.lock();
+        self.take_up(&mut state, |_| true);
+        self.announce_kept(&mut state);
+        drop(state);
+        self.keep_registered();
+    }
+
+    /// Follows the kept registrations that are meant, as [`Self::take_up_registered`] does.
+    pub(super) fn take_up(&self, state: &mut BridgeState, is_meant: impl Fn(&GivenEngine) -> bool) {
         for mut kept in std::mem::take(&mut state.kept.engines) {
             let engine = &kept.engine;
+            if !is_meant(engine) {
+                state.kept.engines.push(kept);
+                continue;
+            }
             if state.registered_as(engine).is_some() || state.note_registered(engine) {
                 continue;
             }
-            let refused = self.follow_in(&mut state, engine.clone()).err();
+            let refused = self.follow_in(state, engine.clone()).err();
             if refused != kept.refusal {
-                changes.push((engine.instance().to_owned(), refused.clone()));
+                log_change(engine.instance(), refused.as_ref());
             }
             if refused.is_none() {
                 state.set_registered(engine, true);
             } else {
                 kept.refusal = refused;
                 state.kept.engines.push(kept);
-            }
-        }
-        self.announce_kept(&mut state);
-        drop(state);
-        self.keep_registered();
-        for (engine, refusal) in changes {
-            match refusal {
-                Some(refusal) => {
-                    log_gated!(warn "an engine that was registered before is not followed" up to 64; engine, %refusal);
-                }
-                None => {
-                    log_gated!(info "an engine that was registered before is followed after all" up to 64; engine)
-                }
             }
         }
     }
@@ -310,6 +308,18 @@ impl Bridge {
             .collect();
         drop(state);
         directory.remove_forgotten(&followed, &inner.metrics);
+    }
+}
+
+/// Logs that an engine that was registered before is followed, or is refused for another reason than before.
+fn log_change(engine: &str, refusal: Option<&RegisterRefusal>) {
+    match refusal {
+        Some(refusal) => {
+            log_gated!(warn "an engine that was registered before is not followed" up to 64; engine, %refusal);
+        }
+        None => {
+            log_gated!(info "an engine that was registered before is followed after all" up to 64; engine)
+        }
     }
 }
 

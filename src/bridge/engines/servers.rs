@@ -100,7 +100,7 @@ pub(super) fn presumed(server: &NewServer, profile: Profile) -> Option<NewEngine
     })
 }
 
-fn key_of_server(server: &NewServer) -> EngineKey {
+pub(super) fn key_of_server(server: &NewServer) -> EngineKey {
     let key = server.key();
     EngineKey {
         model: key.cache(),

@@ -314,7 +314,9 @@ impl SharedRegistrations {
                 engine,
                 is_registered: true,
             };
-            match keys.create(key, encoded(&registration, None)?).await {
+            // All that waits was asked for later.
+            let restored = encoded(&registration, Some(SystemTime::UNIX_EPOCH))?;
+            match keys.create(key, restored).await {
                 Ok(_) => {}
                 Err(error) if error.kind() == CreateErrorKind::AlreadyExists => {}
                 Err(error) => return Err(io::Error::other(error)),

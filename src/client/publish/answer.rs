@@ -447,11 +447,9 @@ mod tests {
         // The parent never comes.
         let orphan = StoredBlocks::by_sequence(Some(SequenceHash(7000)), None, vec![SequenceHash(7001)]);
         outbox.add(Tier::DEVICE, vec![Event::Stored(orphan)], at(0));
-        for asked_us in [10, 1_000_009] {
-            let asked = outbox.answer(&request(5, 0, true), None, at(asked_us));
-            assert_eq!(asked.unwrap_err().code, ErrorCode::Unavailable);
-        }
-        assert_eq!(doubts(&mut outbox, at(1_000_010)), gap, "it is left out");
+        let asked = outbox.answer(&request(5, 0, true), None, at(999_999));
+        assert_eq!(asked.unwrap_err().code, ErrorCode::Unavailable);
+        assert_eq!(doubts(&mut outbox, at(1_000_000)), gap, "it is left out");
         assert_eq!(doubts(&mut outbox, at(60_000_000)), gap);
         // An event without doubts does not end the doubt about the blocks that were left out.
         let sealed = outbox.add(

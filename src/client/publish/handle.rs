@@ -76,6 +76,9 @@ pub(super) struct LiveCounters {
 pub(super) struct PublisherShared {
     pub(super) counters: LiveCounters,
     pub(super) cursor: Mutex<BatchCursor>,
+    /// Number of the connection to which the first events were handed that no flush has confirmed. `None` if there are none,
+    /// or if they wait for a connection.
+    pub(super) unconfirmed: Mutex<Option<u64>>,
     /// Watches for the server's refusals; `None` if the connection does not report refusals.
     pub(super) refusals: Option<Watches>,
 }
@@ -179,6 +182,7 @@ impl HolderPublisher {
             let shared = Arc::new(PublisherShared {
                 counters: LiveCounters::default(),
                 cursor: Mutex::new(outbox.cursor),
+                unconfirmed: Mutex::default(),
                 refusals,
             });
             let questions = match &questions_subject {

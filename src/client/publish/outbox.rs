@@ -54,8 +54,8 @@ pub(super) struct Outbox {
     /// Table of the holder's blocks. `None` if the blocks of earlier batches are not known, or if the caller keeps the holder's
     /// blocks itself.
     pub(super) table: Option<BlockTable>,
-    /// Holder whose present epoch another process began, with whether its table is made with the next epoch: the blocks of
-    /// earlier batches are not known before. `None` if this publisher began the epoch.
+    /// Holder whose present epoch another process began, so that the blocks of earlier batches are not known, and whether its
+    /// table is made with the next epoch. `None` if this publisher knows the whole epoch.
     taken_up: Option<(HolderId, bool)>,
     open: Option<OpenBatch>,
     /// Time at which the last batch got its number, in microseconds on the monotonic clock.
@@ -95,8 +95,7 @@ impl Outbox {
         let table = (knows_blocks && keeps_table)
             .then(|| BlockTable::new(options.settings, id))
             .transpose()?;
-        let is_taken_up = matches!(options.beginning, Beginning::After(_));
-        let taken_up = is_taken_up.then(|| (id.clone(), keeps_table && !knows_blocks));
+        let taken_up = (!knows_blocks).then(|| (id.clone(), keeps_table));
         Ok(Self {
             ring: Ring::of(&options, cursor.seq),
             profile: ToldProfile::new(options.profile.clone()),

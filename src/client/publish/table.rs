@@ -9,7 +9,7 @@ use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, HolderId, Tier}
 /// Maximum number of blocks in an event of a full state.
 const EVENT_BLOCKS_MAX: usize = 4096;
 
-/// Time for which daemons that ask wait for stored blocks to have their parent, in microseconds.
+/// Time for which daemons that ask are refused because stored blocks wait for their parent, in microseconds.
 const UNSETTLED_US: u64 = 1_000_000;
 
 /// The blocks of one holder.
@@ -19,8 +19,7 @@ pub(super) struct BlockTable {
     /// Whether the table lacks blocks that the holder may still have, for example because there was no room for them.
     /// This ends only when all blocks are cleared.
     is_short: bool,
-    /// Time at which a daemon first asked while stored blocks waited for their parent, in microseconds; `None` if none waited
-    /// at the last question.
+    /// Time since which some stored blocks wait for their parent, in microseconds; `None` if none do.
     unsettled_us: Option<u64>,
 }
 
@@ -38,12 +37,18 @@ impl BlockTable {
     pub(super) fn apply(&mut self, event: Event, tier: Tier, now_us: u64) {
         let applied = self.writer.apply(event, tier, now_us);
         self.is_short = applied.is_short() || self.is_short && !applied.cleared && !applied.goodbye;
+        self.note_waiting(now_us);
+    }
+
+    fn note_waiting(&mut self, now_us: u64) {
+        let is_waiting = self.writer.status().parked_events.load() > 0;
+        self.unsettled_us = is_waiting.then(|| self.unsettled_us.unwrap_or(now_us));
     }
 
     /// Removes all blocks of the holder from the table. The table then lacks no blocks.
     pub(super) fn clear(&mut self) {
         self.writer.clear();
-        self.is_short = false;
+        (self.is_short, self.unsettled_us) = (false, None);
     }
 
     /// Returns the doubts about [`Self::state`]: none, unless it lacks blocks that the holder may still have.
@@ -55,16 +60,16 @@ impl BlockTable {
     }
 
     /// Whether a daemon that asks can be given [`Self::state`]. It cannot while stored blocks wait for their parent. If some
-    /// still wait a second after a daemon has first asked, the state leaves them out from then on, and is short. `now_us` is
-    /// as in [`Self::apply`].
+    /// have waited for a second, the state leaves them out, and is short from then on. `now_us` is as in [`Self::apply`].
     pub(super) fn settle(&mut self, now_us: u64) -> bool {
         self.is_short |= self.writer.expire_parked(now_us).is_short();
-        let is_waiting = self.writer.status().parked_events.load() > 0;
-        let since_us = is_waiting.then(|| self.unsettled_us.unwrap_or(now_us));
-        self.unsettled_us = since_us;
-        let has_waited = since_us.is_some_and(|since_us| now_us.saturating_sub(since_us) >= UNSETTLED_US);
+        self.note_waiting(now_us);
+        let Some(since_us) = self.unsettled_us else {
+            return true;
+        };
+        let has_waited = now_us.saturating_sub(since_us) >= UNSETTLED_US;
         self.is_short |= has_waited;
-        !is_waiting || has_waited
+        has_waited
     }
 
     /// Returns all blocks of the holder, parents first.

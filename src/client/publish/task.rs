@@ -83,9 +83,6 @@ pub(super) struct Task {
     beats_until: Option<Instant>,
     /// Error of a batch that could not be sent, kept until a flush reports it.
     failure: Option<SendError>,
-    /// Number of the connection to which the first events since the last flush were handed. `None` if there are none, or if
-    /// they wait for a connection.
-    connection: Option<u64>,
     /// Time at which the log last told of an epoch that lies too far ahead.
     warned_at: Option<Instant>,
 }
@@ -130,7 +127,6 @@ impl Task {
             heartbeat_at,
             beats_until: None,
             failure: None,
-            connection: None,
             warned_at: None,
         }
     }
@@ -292,7 +288,7 @@ impl Task {
                 let failed = self.failure.take().map_or(Ok(()), Err);
                 let flush = Flush {
                     sent: failed.map_err(PublisherError::from).map(|()| self.outbox.cursor),
-                    connection: self.connection.take(),
+                    connection: self.shared.unconfirmed.lock().take(),
                     is_asked: !self.outbox.has_left,
                 };
                 // The server may take long to answer. Another task waits for it, so that this task can answer daemons.
@@ -341,15 +337,13 @@ impl Task {
 
     /// Notes the connection to which events are handed. A stream acknowledges them, so that nothing need be noted. Events
     /// before a goodbye are of no use to daemons that have the goodbye.
-    fn note_connection(&mut self) {
+    fn note_connection(&self) {
         let is_unacknowledged = self.outbox.options.transport == Transport::Core;
-        if is_unacknowledged && self.nats.connection_state() == State::Connected {
-            let present = connection_of(&self.nats);
-            match self.outbox.has_left {
-                true => self.connection = Some(present),
-                false => self.connection = self.connection.or(Some(present)),
-            }
-        }
+        let is_connected = self.nats.connection_state() == State::Connected;
+        let present = (is_unacknowledged && is_connected).then(|| connection_of(&self.nats));
+        let mut unconfirmed = self.shared.unconfirmed.lock();
+        let earlier = unconfirmed.filter(|_| !self.outbox.has_left);
+        *unconfirmed = earlier.or(present);
     }
 
     fn note_cursor(&self, cursor: BatchCursor) {
@@ -513,19 +507,27 @@ async fn finish_flush(
     flush: Flush,
     mut reply: oneshot::Sender<Result<BatchCursor, PublisherError>>,
 ) {
+    let keep = |connection: Option<u64>| {
+        let mut unconfirmed = shared.unconfirmed.lock();
+        *unconfirmed = connection.or(*unconfirmed);
+    };
     let flushed = tokio::select! {
         flushed = nats.flush() => flushed,
-        () = reply.closed() => return,
+        () = reply.closed() => return keep(flush.connection),
     };
     let flushed = flushed.map_err(|error| PublisherError::Connection(error.to_string()));
     let looked_at = match &shared.refusals {
         Some(refusals) if flushed.is_ok() => refusals.look(&nats, flush.is_asked).await,
         _ => Ok(()),
     };
-    let arrived = flushed.and(looked_at).and(flush.check_connection(&nats));
+    let taken = flushed.and(looked_at);
+    let is_told = taken.is_ok() && flush.sent.is_ok();
+    let arrived = taken.and(flush.check_connection(&nats));
     let outcome = flush.sent.and_then(|cursor| arrived.map(|()| cursor));
-    // A caller that no longer waits is no fault.
-    let _ = reply.send(outcome);
+    // A caller may no longer wait. What this flush has not told is left to the next one.
+    if reply.send(outcome).is_err() || !is_told {
+        keep(flush.connection);
+    }
 }
 
 /// Waits for the next question of a daemon. Waits without end if the publisher takes no questions.

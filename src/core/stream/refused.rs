@@ -205,8 +205,13 @@ impl RefusedHolders {
                 ..RefusedWorker::default()
             }),
         };
-        known.reason = reason;
         let part = part(known);
+        let is_lasting = |last: &LastDropped| last.kept_us.is_none() && kept_us.is_some();
+        if known.last.get(&part).is_some_and(is_lasting) {
+            // It is of another process, or of the same one. In both cases it says more.
+            return false;
+        }
+        known.reason = reason;
         let at_us = at.listened_us;
         let is_first = known.last.insert(part, LastDropped { at_us, kept_us }).is_none();
         self.note_change(is_first)
@@ -452,6 +457,13 @@ mod tests {
         refused.note_briefly(&name(0), 3, "stale_epoch", at(7));
         refused.forget_registered(&id(3));
         assert_eq!(refused.count(None), 0, "it has a holder now");
+        refused.note(&name(0), 3, "other_settings", at(7));
+        refused.note_briefly(&name(0), 3, "stale_epoch", at(8));
+        assert!(
+            !refused.expire(9 + BRIEF_US, 0, None),
+            "another process may go on"
+        );
+        assert_eq!(refused.named(1)[0].reason, "other_settings");
     }
 
     #[test]

@@ -141,11 +141,15 @@ impl<'d> AnswerUnderWay<'d> {
         if takers.len() >= TAKERS_MAX {
             takers.retain(|_, last| last.elapsed() < TAKER_AGE_MAX);
         }
+        let mut before = None;
         if takers.len() < TAKERS_MAX || takers.contains_key(&self.address) {
-            takers.insert(self.address, Instant::now());
+            before = takers.insert(self.address, Instant::now());
         }
         drop(takers);
-        self.destinations.taken.notify_waiters();
+        // Answers to an address that is known to take them do not wait.
+        if before.is_none_or(|before| before.elapsed() >= TAKER_AGE_MAX) {
+            self.destinations.taken.notify_waiters();
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub(super) struct OtherPublisher {
     /// Number of the other publisher's batches since one of them first showed that it is alive. 0 means that only one
     /// publisher claims the holder.
     batches: u64,
+    /// Whether the believed publisher had been silent for so long that the holder was stale when this one was heard of.
+    replaces_stale: bool,
 }
 
 impl OtherPublisher {
@@ -88,9 +90,10 @@ impl Holder {
             // The other publisher has gone by its own word. If the believed one has been silent as well, the contest
             // lasts until its next batch.
             if self.other.last.epoch == batch.epoch {
-                match context.clocks.listening_us.saturating_sub(self.heard_us) < SILENT_US {
-                    true => self.end_contest(),
-                    false => self.other.last_us = 0,
+                let silent_us = context.clocks.listening_us.saturating_sub(self.heard_us);
+                match silent_us >= SILENT_US || self.other.replaces_stale {
+                    true => self.other.last_us = 0,
+                    false => self.end_contest(),
                 }
             }
             return;
@@ -110,11 +113,14 @@ impl Holder {
                 false => context.clocks.listening_us,
             },
             batches: self.other.batches + u64::from(is_alive),
+            replaces_stale: self.other.replaces_stale,
         };
         if is_alive {
             self.degrade(DegradedReason::Contested);
+            let status = self.writer.status();
+            self.other.replaces_stale |= status.own_reasons().contains(DegradedReason::Stale);
             // A publisher has been heard of, so the holder is not stale, even if the believed publisher is silent.
-            self.writer.status().recover(DegradedReason::Stale);
+            status.recover(DegradedReason::Stale);
         }
     }
 
@@ -189,6 +195,7 @@ impl Holder {
                     last_us: context.clocks.listening_us,
                     since_us: context.clocks.listening_us,
                     batches: 1,
+                    replaces_stale: false,
                 };
                 self.degrade(DegradedReason::Contested);
             }

@@ -458,7 +458,14 @@ impl Lane {
             unheld::count(sender, batch, &why, false);
         } else {
             self.unheld.refuse(sender, batch, &why, &clocks);
-            goodbyes.renew(&key, batch, now_us());
+            if goodbyes.renew(&key, batch, now_us(), clocks.unix_us) {
+                let (refused, worker) = (
+                    sender.namespace.indexer.refused(),
+                    RefusedName::from(&key.0.worker),
+                );
+                self.unheld
+                    .note_briefly(refused, &worker, key.1, DropReason::StaleEpoch, clocks.unix_us);
+            }
         }
         // Removed last, so that answers know the blocks to be unknown all the time.
         if is_outdated && let Some(holder) = self.holders.remove(&key) {

@@ -174,7 +174,7 @@ async fn credentials_with_which_a_role_cannot_work_fail() {
             "gpu-0",
             "publisher",
             "gpu-0",
-            r#"publish: { allow: ["kvatlas.v1.events.*.gpu-0"] }"#,
+            r#"publish: { allow: ["kvatlas.v1.events.*.gpu-0", "_INBOX_gpu-0.>"] }"#,
             r#"publish: { deny: [">"] }"#,
             "round trip",
             "kvatlas.v1.events.llama.gpu-0",
@@ -183,7 +183,7 @@ async fn credentials_with_which_a_role_cannot_work_fail() {
             "gpu-0",
             "publisher",
             "gpu-0",
-            r#"publish: { allow: ["kvatlas.v1.events.*.gpu-0"] }
+            r#"publish: { allow: ["kvatlas.v1.events.*.gpu-0", "_INBOX_gpu-0.>"] }
         subscribe: { allow: ["kvatlas.v1.resync.*.gpu-0.*", "_INBOX_gpu-0.>"] }"#,
             r#"publish: { deny: [">"] }
         subscribe: { allow: ["kvatlas.v1.resync.*.gpu-0.*"] }"#,

@@ -102,6 +102,39 @@ async fn what_an_operator_removes_stays_away_until_its_source_gives_it_anew() {
     assert_eq!(names(&bridge), ["gpu-0", "gpu-1"]);
 }
 
+#[tokio::test]
+async fn what_an_operator_removes_stays_away_when_something_else_leaves_its_address() {
+    let bridge = bridge_of(9);
+    bridge.replace("flags", &[given(OLD)]).unwrap();
+    let other = given("gpu-1=tcp://127.0.0.1:1");
+    for engine in [given(OLD), other.clone()] {
+        bridge.unregister(&MeantEngines::One(presumed_key(&engine)));
+        bridge.register_given(other.clone()).unwrap();
+    }
+    bridge.unregister(&MeantEngines::One(presumed_key(&other)));
+    assert!(names(&bridge).is_empty());
+    bridge.replace("flags", &[given(OLD)]).unwrap();
+    assert_eq!(names(&bridge), ["gpu-0"]);
+}
+
+#[tokio::test]
+async fn a_kept_registration_is_followed_at_once_when_its_name_is_free() {
+    let bridge = bridge_of(9);
+    bridge.replace("flags", &[given(OLD)]).unwrap();
+    let kept = given(NEW);
+    let refusal = bridge
+        .follow_in(&mut bridge.inner.state.lock(), kept.clone())
+        .unwrap_err();
+    let metrics = &bridge.inner.metrics;
+    bridge.inner.state.lock().kept.keep(kept, refusal, metrics);
+    let goodbye = goodbye_of(&bridge, "gpu-0");
+    bridge.replace("flags", &[]).unwrap();
+    assert_eq!(replays(&bridge), [Some("tcp://127.0.0.1:2".to_owned())]);
+    assert!(!goodbye.load(Ordering::Acquire), "daemons go on knowing the name");
+    bridge.replace("flags", &[]).unwrap();
+    assert_eq!(names(&bridge), ["gpu-0"], "it is registered");
+}
+
 /// The server has told its publisher, whose name is followed from a file.
 #[tokio::test]
 async fn a_refused_publisher_of_a_server_is_followed_once_its_name_is_free() {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use parking_lot::Mutex;
 
-use kvatlas_core::wire::{BatchCursor, EventBatch};
+use kvatlas_core::wire::{BatchCursor, Event, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
 use super::super::line::HolderKey;
@@ -42,9 +42,8 @@ impl Goodbye {
     ///   began after the goodbye. The clock of the process that said goodbye was ahead then.
     fn drop_reason(&self, batch: &EventBatch, is_new: bool) -> Option<DropReason> {
         let reason = self.known.drop_reason(batch)?;
-        let goes_on = self
-            .other
-            .is_some_and(|other| other.epoch == batch.epoch && other.seq < batch.seq);
+        let is_next = |other: BatchCursor| other.epoch == batch.epoch && other.seq < batch.seq;
+        let goes_on = self.said_us.is_some() && self.other.is_some_and(is_next);
         let made_us = batch.time_us.unwrap_or(batch.epoch);
         let is_later = is_new && self.said_us.is_some_and(|said_us| made_us > said_us);
         let is_taken = reason == DropReason::StaleEpoch && (goes_on || is_later);
@@ -100,24 +99,43 @@ impl Goodbyes {
         if now_us.saturating_sub(goodbye.at_us) >= REMEMBERED_US {
             return None;
         }
+        if let Some(Event::Goodbye) = batch.events.last()
+            && goodbye.known.drop_reason(batch) == Some(DropReason::StaleEpoch)
+        {
+            // Whoever this was has ended as well.
+            goodbye.other = None;
+            return Some(DropReason::StaleEpoch);
+        }
         let reason = goodbye.drop_reason(batch, is_new)?;
-        if reason == DropReason::StaleEpoch && is_new && goodbye.said_us.is_some() {
+        if reason == DropReason::StaleEpoch && is_new {
             goodbye.other = Some(cursor_of(batch));
         }
         Some(reason)
     }
 
     /// Remembers for longer that a holder was removed for a process with another block size, because `batch` is of that
-    /// process.
-    pub(in super::super) fn renew(&self, holder: &HolderKey, batch: &EventBatch, now_us: u64) {
+    /// process. If it is a goodbye, it counts like any other from now on, said at `unix_us`. Returns whether the process
+    /// before has gone on, and is left.
+    pub(in super::super) fn renew(
+        &self,
+        holder: &HolderKey,
+        batch: &EventBatch,
+        now_us: u64,
+        unix_us: u64,
+    ) -> bool {
         let known = self.0.lock().by_holder.get(holder).copied();
+        let Some(mut removed) = known.filter(|known| known.said_us.is_none()) else {
+            return false;
+        };
+        let is_goodbye = matches!(batch.events.last(), Some(Event::Goodbye));
         // Once a second is enough, and leaves room for others.
-        let is_due = |known: &Goodbye| known.said_us.is_none() && now_us >= known.at_us + RENEWED_US;
-        if let Some(mut removed) = known.filter(is_due) {
+        if is_goodbye || now_us >= removed.at_us + RENEWED_US {
             removed.known.note(batch);
             removed.at_us = now_us;
+            removed.said_us = is_goodbye.then_some(unix_us);
             self.note(holder.clone(), removed);
         }
+        is_goodbye && removed.other.is_some()
     }
 
     /// Forgets the goodbyes of a range of holders.
@@ -214,10 +232,22 @@ mod tests {
         };
         assert!(!is_taken(5, true) && goodbyes.is_over(&holder, &later, true, 20).is_some());
         let is_over = |now_us| goodbyes.is_over(&holder, &made(7), true, now_us).is_some();
-        goodbyes.renew(&holder, &made(1), 9 + RENEWED_US);
+        goodbyes.renew(&holder, &made(1), 9 + RENEWED_US, 0);
         assert!(is_over(9 + REMEMBERED_US) && !is_over(10 + REMEMBERED_US));
-        goodbyes.renew(&holder, &made(1), 10 + RENEWED_US);
+        goodbyes.renew(&holder, &made(1), 10 + RENEWED_US, 0);
         assert!(is_over(9 + RENEWED_US + REMEMBERED_US) && !is_over(10 + RENEWED_US + REMEMBERED_US));
+        // That process says goodbye, so that the other one is taken by its next batch.
+        let leave = |epoch| EventBatch {
+            events: vec![Event::Goodbye],
+            ..EventBatch { epoch, ..made(20) }
+        };
+        assert!(goodbyes.renew(&holder, &leave(10), 40 + RENEWED_US, 1_500));
+        assert!(goodbyes.is_over(&holder, &later, true, 50 + RENEWED_US).is_none());
+        assert!(
+            goodbyes
+                .is_over(&holder, &leave(4), true, 50 + RENEWED_US)
+                .is_some()
+        );
     }
 
     #[test]
