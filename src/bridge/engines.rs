@@ -5,6 +5,7 @@ mod freed;
 mod given;
 mod kept;
 mod lifetimes;
+mod presumed;
 mod refused;
 mod registry;
 mod republished;

@@ -19,7 +19,7 @@ use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, RegisterRefus
 use super::super::check::check_block_size;
 use super::super::progress::log_untold;
 use super::super::server::ServerHandle;
-use super::servers::presumed;
+use super::presumed::presumed;
 use super::{Bridge, BridgeState, Inner};
 
 /// Maximum number of models of which a refused engine is announced.

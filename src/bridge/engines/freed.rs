@@ -6,7 +6,7 @@
 
 use kvatlas_process::registry::{Connection, EngineKey, GivenEngine, NewEngine, NewServer};
 
-use super::servers::presumed_key;
+use super::presumed::presumed_key;
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engine that is no longer followed, or whose server is no longer asked. Its task goes on until [`Bridge::fill`].

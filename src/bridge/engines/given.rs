@@ -10,7 +10,7 @@ use kvatlas_process::registry::{
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
 use super::awaited::GivenBy;
-use super::servers::{key_of_server, presumed_key};
+use super::presumed::{key_of_server, presumed_key};
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engines of one source, by name. Of two engines with one name, only the first is in the set. The bridge refuses the

@@ -9,7 +9,7 @@ use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 use super::awaited::GivenBy;
 use super::lifetimes::Lifetime;
-use super::servers::presumed_key;
+use super::presumed::presumed_key;
 use super::{Bridge, BridgeState, Inner};
 use crate::state::Registered;
 

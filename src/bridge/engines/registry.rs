@@ -10,7 +10,8 @@ use kvatlas_process::registry::{
 };
 
 use super::Bridge;
-use super::servers::{AskedServer, presumed_key};
+use super::presumed::presumed_key;
+use super::servers::AskedServer;
 use crate::discovery::Reports;
 use crate::hosts::host_of;
 

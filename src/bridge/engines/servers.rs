@@ -1,6 +1,6 @@
 //! Engines' servers in the registry. Each server has a task that asks it, and a list of the publishers that it has reported.
 
-use kvatlas_core::wire::{ModelKey, Profile};
+use kvatlas_core::wire::ModelKey;
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_process::registry::{
@@ -13,6 +13,7 @@ use super::super::server::{OriginServer, ServerHandle, ServerTask};
 use super::awaited::{Announcement, GivenBy};
 use super::freed::Freed;
 use super::lifetimes::Lifetime;
+use super::presumed::{key_of_server, presumed};
 use super::{Bridge, BridgeState};
 
 /// A server, and the task that asks it.
@@ -70,42 +71,6 @@ impl AskedServer {
                 }
             }),
         }
-    }
-}
-
-/// Returns the key of an engine. A server's engine has the key that it is assumed to have until the server has reported it.
-pub(super) fn presumed_key(engine: &GivenEngine) -> EngineKey {
-    match engine {
-        GivenEngine::Publisher(engine) => engine.key.clone(),
-        GivenEngine::Server(server) => key_of_server(server),
-    }
-}
-
-/// Returns the engine of a server as it is assumed to be until the server has told how to follow it. The server's URL takes
-/// the place of the sockets. `None` if the server's model or block size is not given.
-pub(super) fn presumed(server: &NewServer, profile: Profile) -> Option<NewEngine> {
-    let block_size = server.block_size.filter(|_| server.model.is_some())?;
-    Some(NewEngine {
-        key: key_of_server(server),
-        endpoint: server.url.clone(),
-        replay: None,
-        format: server.format,
-        block_size,
-        topic: String::new(),
-        beside: server.beside.clone(),
-        groups: server.groups.clone(),
-        profile,
-        discovery: None,
-        ttl: None,
-    })
-}
-
-pub(super) fn key_of_server(server: &NewServer) -> EngineKey {
-    let key = server.key();
-    EngineKey {
-        model: key.cache(),
-        instance: key.instance,
-        rank: 0,
     }
 }
 

@@ -8,7 +8,7 @@ use kvatlas_process::registry::{EngineRegistry, MeantEngines, NewEngine, Registe
 use super::super::BridgeOptions;
 use super::super::awaited::{GivenBy, RefusedAnnouncement};
 use super::super::kept::tests::{given, names};
-use super::super::servers::presumed_key;
+use super::super::presumed::presumed_key;
 use super::super::shared::tests::{entry_of, sharing};
 use super::*;
 

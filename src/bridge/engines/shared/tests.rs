@@ -6,7 +6,7 @@ use kvatlas_process::registry::EngineRegistry;
 use super::super::BridgeOptions;
 use super::super::kept::tests::{given, names};
 use super::super::lifetimes::tests::with_ttl;
-use super::super::servers::presumed_key;
+use super::super::presumed::presumed_key;
 use super::*;
 use crate::StatePlace;
 use crate::state::StateDirectory;
