@@ -172,6 +172,8 @@ pub(super) struct ServerEvents {
     /// Whether a connection was made since the last answer with numbers. An answer with the first events of a new process may
     /// have been lost then.
     is_fresh: bool,
+    /// Whether an answer could not be decoded since the last answer with numbers.
+    is_unread: bool,
 }
 
 impl FollowedSource for ServerEvents {
@@ -223,11 +225,12 @@ impl ServerEvents {
             last: BTreeMap::new(),
             unproven: BTreeSet::from([rank]),
             is_fresh: true,
+            is_unread: false,
         }
     }
 
-    /// Puts all ranks out of sight until their next events, because an answer may have been lost: the connection is a new one,
-    /// or the answer cannot be decoded. The process may be another one.
+    /// Puts all ranks out of sight until their next events, because the connection is a new one. An answer may have been lost
+    /// with the old one, and the process may be another one.
     fn doubt_all(&mut self) {
         let ranks = self.holders.all().map(|(_, rank, _)| rank);
         self.unproven.extend(ranks);
@@ -278,8 +281,9 @@ impl ServerEvents {
             for (_, _, relay) in self.holders.all() {
                 relay.lose(Reason::Malformed).await?;
             }
-            // With them, a restart may have been lost.
-            self.doubt_all();
+            // All ranks are now in doubt until a clear.
+            self.unproven.clear();
+            self.is_unread = true;
         }
         let proven = self.prove_all();
         if proven.values().any(Numbers::is_restarted) {
@@ -331,7 +335,9 @@ impl ServerEvents {
             .filter(|(_, rank, _)| !proven.contains_key(rank));
         for (_, rank, relay) in silent {
             if is_restarted {
-                relay.restart(None).await?;
+                // The answer that could not be decoded may have been of the new process.
+                let doubt = self.is_unread.then_some(Reason::Malformed);
+                relay.restart(doubt).await?;
                 self.last.remove(&rank);
                 if !self.is_fresh {
                     self.unproven.remove(&rank);
@@ -342,6 +348,7 @@ impl ServerEvents {
             }
         }
         self.is_fresh &= proven.is_empty();
+        self.is_unread &= proven.is_empty();
         Ok(())
     }
 
@@ -491,6 +498,21 @@ mod tests {
         );
         assert_eq!(in_sight(true, json!([created(0, 1)])).await, [0]);
         assert_eq!(in_sight(false, json!([created(1, 0)])).await, [0, 1]);
+    }
+
+    /// The answer that cannot be decoded may have had the first events of the silent ranks.
+    #[tokio::test]
+    async fn a_restart_behind_an_answer_that_cannot_be_decoded_leaves_silent_ranks_in_doubt() {
+        let mut events = server_events().await;
+        let all = json!([created(0, 0), created(1, 0)]);
+        assert_eq!(in_sight(&mut events, true, all).await, [0, 1]);
+        for (before, is_doubted) in [(json!([]), false), (json!("garbage"), true), (json!([]), false)] {
+            in_sight(&mut events, false, before).await;
+            in_sight(&mut events, false, json!([created(0, 0)])).await;
+            let mut ranks = events.holders.all();
+            let silent = ranks.find(|(_, rank, _)| *rank == 1);
+            assert_eq!(!silent.unwrap().2.doubts().is_empty(), is_doubted);
+        }
     }
 
     /// The answer that was lost with the connection may have had the first events of the silent ranks. The new process may

@@ -59,7 +59,7 @@ impl Relay {
         }
     }
 
-    pub(super) fn doubts(&self) -> DegradedReasons {
+    pub(in super::super) fn doubts(&self) -> DegradedReasons {
         self.block_doubts.to_tell(self.is_lost)
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
+use kvatlas_core::wire::worker_of_instance;
 use kvatlas_process::registry::{EnginesReport, SourceState};
 use serde::Deserialize;
 
@@ -51,7 +52,9 @@ pub(super) async fn followers(seen: &[ReplicaAnswer]) -> Followers<'_> {
     for (place, followed) in join_all(asked).await {
         for engine in followed.map_or(Vec::new(), |followed| followed.engines) {
             if let Some(namespace) = engine.namespace {
-                let name = (namespace, engine.instance, engine.rank);
+                let worker = worker_of_instance(&engine.instance);
+                let worker = worker.map_or(engine.instance, |worker| worker.to_string());
+                let name = (namespace, worker, engine.rank);
                 followers.entry(name).or_default().push(place);
             }
         }

@@ -453,10 +453,10 @@ mod tests {
     #[tokio::test]
     async fn bridges_that_contest_a_holder_are_named() {
         let daemon = r#"{"ready": true, "reasons": [], "namespaces": [], "holders_total": 2, "holders": [
-            {"namespace": "m", "worker": "gpu-0", "rank": 0, "degraded": ["contested"]},
+            {"namespace": "m", "worker": "10_d0_d0_d1_c8000", "rank": 0, "degraded": ["contested"]},
             {"namespace": "m", "worker": "gpu-1", "rank": 0, "degraded": ["gap"]}]}"#;
         let bridge = r#"{"ready": true, "reasons": [], "role": "bridge", "namespaces": [],
-            "engines": [{"namespace": "m", "instance": "gpu-0", "rank": 0}, {"namespace": "m", "instance": "gpu-1", "rank": 0}]}"#;
+            "engines": [{"namespace": "m", "instance": "10.0.0.1:8000", "rank": 0}, {"namespace": "m", "instance": "gpu-1", "rank": 0}]}"#;
         let index = r#"{"role": "bridge", "namespaces": []}"#;
         let served = |text: &'static str| axum::Router::new().fallback(move || std::future::ready(text));
         let bridge = || {
