@@ -298,13 +298,10 @@ impl SubscribedEvents {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use kvatlas_engines::{Format, Translator, TranslatorSettings};
+    use kvatlas_engines::Format;
     use prost::Message;
 
-    use super::super::kin::Kin;
-    use super::super::relay::tests::{heard, next_batch, started, told_lost, way};
+    use super::super::relay::tests::{heard, holders, next_batch, told_lost};
     use super::*;
 
     /// Returns the frame `number` of rank 0, without events.
@@ -330,15 +327,7 @@ mod tests {
     #[tokio::test]
     async fn an_idle_rank_behind_a_new_connection_is_told_of() {
         let (broker, mut batches) = heard().await;
-        let broker = Arc::new(broker);
-        let holders = Holders::new(Box::new(move |worker, _| {
-            let broker = Arc::clone(&broker);
-            Box::pin(async move {
-                let way = way(&broker, worker.as_str(), Kin::default()).await;
-                let blocks = Translator::new(TranslatorSettings::for_format(Format::Vllm));
-                Ok(started(blocks, way).await)
-            })
-        }));
+        let holders = holders(broker, Format::Vllm);
         let mut events = SubscribedEvents::new(WorkerName::new("gpu-0").unwrap(), 0, holders);
         events.connected().await.unwrap();
         events.apply(&frame(0)).await.unwrap();

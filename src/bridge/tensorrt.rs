@@ -402,15 +402,11 @@ fn decoder() -> Decoder {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use kvatlas_engines::{Translator, TranslatorSettings};
     use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 
     use serde_json::json;
 
-    use super::super::kin::Kin;
-    use super::super::relay::tests::{started, way};
+    use super::super::relay::tests::holders;
     use super::*;
 
     #[test]
@@ -451,15 +447,8 @@ mod tests {
 
     async fn server_events() -> ServerEvents {
         let server = find_nats_server(None).unwrap();
-        let broker = Arc::new(EmbeddedBroker::start(&server).await.unwrap());
-        let holders = Holders::new(Box::new(move |worker, _| {
-            let broker = Arc::clone(&broker);
-            Box::pin(async move {
-                let way = way(&broker, worker.as_str(), Kin::default()).await;
-                let blocks = Translator::new(TranslatorSettings::for_format(Format::TensorRt));
-                Ok(started(blocks, way).await)
-            })
-        }));
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let holders = holders(broker, Format::TensorRt);
         ServerEvents::new(WorkerName::new("gpu-0").unwrap(), 0, holders)
     }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_nats::Client;
 use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::ModelKey;
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, RegisterRefusal, ServerKey};
@@ -128,9 +129,8 @@ impl Bridge {
             };
             engine.block_size = state.size_in_force(&engine);
             let mut refused = state.refused.iter();
-            let is_known = state.engines.contains_key(&engine.key)
-                || state.is_awaited(&engine.key)
-                || refused.any(|announced| state.stands_for(announced, &engine.key));
+            let is_known = state.told_size(&engine.key).is_some()
+                || refused.any(|announced| state.stands_for(announced, &engine.key.model));
             if is_known || state.refused.len() >= REFUSED_MODELS_MAX {
                 continue;
             }
@@ -219,15 +219,6 @@ impl BridgeState {
         self.end_refused(false, |announced| announced.key() == key);
     }
 
-    /// Whether an engine is announced because its server has not told yet how to follow it.
-    fn is_awaited(&self, key: &EngineKey) -> bool {
-        let mut announced = self
-            .servers
-            .values()
-            .filter_map(|asked| asked.announcement.as_ref());
-        announced.any(|announcement| announcement.key == *key)
-    }
-
     /// Returns the announcements of engines that are not followed.
     fn announcements(&self) -> impl Iterator<Item = &Announcement> {
         let awaited = self
@@ -250,19 +241,19 @@ impl BridgeState {
     /// announced. Its own size could shut the others out, where daemons take the size that they hear of first.
     fn size_in_force(&self, engine: &NewEngine) -> u32 {
         let model = &engine.key.model;
-        let mut followed = self.staying(&|_| false).filter(|other| other.key.model == *model);
-        let mut announced = self.announcements().filter(|other| other.key.model == *model);
-        let followed = followed.next().map(|other| other.block_size);
-        let in_force = followed.or_else(|| Some(announced.next()?.block_size));
+        let announced = || {
+            self.announcements()
+                .find(|announced| announced.key.model == *model)
+        };
+        let in_force = self.size_of(model).or_else(|| Some(announced()?.block_size));
         in_force.unwrap_or(engine.block_size)
     }
 
-    /// Whether an announced engine stands for the refused engine `key`: it is that engine, or is of its model. Daemons are not
-    /// told for ever of one whose server is not there, so that one stands for no other.
-    fn stands_for(&self, announced: &RefusedAnnouncement, key: &EngineKey) -> bool {
+    /// Whether an announced engine stands for all refused engines of `model`: it is of that model. Daemons are not told for
+    /// ever of one whose server is not there, so that one stands for no other.
+    fn stands_for(&self, announced: &RefusedAnnouncement, model: &ModelKey) -> bool {
         let server = self.handle_of(&announced.by);
-        let is_told = server.is_none_or(|server| server.is_there());
-        announced.key() == key || (is_told && announced.key().model == key.model)
+        announced.key().model == *model && server.is_none_or(|server| server.is_there())
     }
 
     /// Returns the server that `by` is; `None` if it is none.

@@ -38,8 +38,13 @@ impl Freed {
     }
 
     /// Whether `engine` has the name or the address that this engine had.
-    pub(super) fn has_place_of(&self, engine: &NewEngine) -> bool {
+    fn has_place_of(&self, engine: &NewEngine) -> bool {
         self.key == engine.key || self.endpoint == engine.endpoint
+    }
+
+    /// Whether `server` has the name that this engine had. Any rank may be the server's.
+    fn has_name_of(&self, server: &NewServer) -> bool {
+        self.key.instance == server.instance && self.key.model == server.key().cache()
     }
 
     /// Whether `engine` has the settings that this engine had.
@@ -56,19 +61,23 @@ impl Freed {
     }
 }
 
+/// Whether one of the engines in `freed` had the name or the address of `engine`.
+fn is_free(freed: &[Freed], engine: &NewEngine) -> bool {
+    freed.iter().any(|freed| freed.has_place_of(engine))
+}
+
+/// Whether one of the engines in `freed` had the name of `server`.
+fn is_named(freed: &[Freed], server: &NewServer) -> bool {
+    freed.iter().any(|freed| freed.has_name_of(server))
+}
+
 impl BridgeState {
     /// Returns the engines that sources give, with the names or the addresses of those in `freed`, and that are not followed.
     /// An engine that was unregistered is not among them.
     fn refused_given(&mut self, freed: &[Freed]) -> Vec<GivenEngine> {
-        let has_place = |engine: &NewEngine| freed.iter().any(|freed| freed.has_place_of(engine));
-        let has_name = |server: &NewServer| {
-            let is_of =
-                |key: &EngineKey| key.instance == server.instance && key.model == server.key().cache();
-            freed.iter().any(|freed| is_of(&freed.key))
-        };
         let given = self.given.all_of(
-            |engine| has_place(engine) && !self.engines.contains_key(&engine.key),
-            |server| has_name(server) && !self.servers.contains_key(&server.key()),
+            |engine| is_free(freed, engine) && !self.engines.contains_key(&engine.key),
+            |server| is_named(freed, server) && !self.servers.contains_key(&server.key()),
         );
         let was_followed = |engine: &GivenEngine| freed.iter().any(|freed| freed.was(engine));
         let (unregistered, mut refused): (Vec<_>, Vec<_>) = given.into_iter().partition(was_followed);
@@ -92,15 +101,11 @@ impl Bridge {
             let _ = self.follow_in(state, engine);
         }
         self.take_up(state, |engine| match engine {
-            GivenEngine::Publisher(engine) => freed.iter().any(|freed| freed.has_place_of(engine)),
-            GivenEngine::Server(_) => freed.iter().any(|freed| freed.key == presumed_key(engine)),
+            GivenEngine::Publisher(engine) => is_free(&freed, engine),
+            GivenEngine::Server(server) => is_named(&freed, server),
         });
-        let told: Vec<_> = state
-            .servers
-            .values()
-            .flat_map(|asked| &asked.refused)
-            .cloned()
-            .collect();
+        let told = state.servers.values().flat_map(|asked| &asked.refused);
+        let told: Vec<_> = told.cloned().collect();
         for (engine, origin) in told {
             let handle = origin.handle.clone();
             if !state.engines.contains_key(&engine.key) && self.add(state, engine, Some(origin)).is_ok() {

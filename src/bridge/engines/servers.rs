@@ -205,13 +205,9 @@ impl Bridge {
         self.fill(&mut state);
     }
 
-    /// Returns the block size of the followed engines of a model; `None` if no engine of the model is followed.
+    /// Returns what [`BridgeState::size_of`] does.
     pub(crate) fn size_of(&self, model: &ModelKey) -> Option<u32> {
-        let state = self.inner.state.lock();
-        let mut engines = state.engines.values().map(|followed| &followed.engine);
-        engines
-            .find(|engine| engine.key.model == *model)
-            .map(|engine| engine.block_size)
+        self.inner.state.lock().size_of(model)
     }
 
     /// Returns the handle of a server that is asked.
@@ -236,6 +232,13 @@ impl Bridge {
 }
 
 impl BridgeState {
+    /// Returns the block size of the followed engines of a model; `None` if no engine of the model is followed.
+    pub(super) fn size_of(&self, model: &ModelKey) -> Option<u32> {
+        let mut engines = self.engines.values().map(|followed| &followed.engine);
+        let engine = engines.find(|engine| engine.key.model == *model)?;
+        Some(engine.block_size)
+    }
+
     /// Gives a server's engine the address and labels of `server`, from now on.
     fn relabel(&mut self, handle: &ServerHandle, server: &NewServer) {
         handle.relabel(server);

@@ -7,6 +7,7 @@ use kvatlas_engines::TranslatorSettings;
 use serde_json::json;
 
 use super::*;
+use crate::holders::Holders;
 use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_telemetry::rendered;
 
@@ -43,6 +44,19 @@ pub(crate) async fn started(blocks: Translator, way: Way) -> Relay {
     let metrics = Arc::new(BridgeMetrics::new());
     let starting = Relay::start(Format::Vllm, "gpu-0/0", blocks, None, way, metrics);
     starting.await.unwrap()
+}
+
+/// Returns holders whose relays publish on `broker` what an engine of `format` tells.
+pub(crate) fn holders(broker: EmbeddedBroker, format: Format) -> Holders {
+    let broker = Arc::new(broker);
+    Holders::new(Box::new(move |worker, _| {
+        let broker = Arc::clone(&broker);
+        Box::pin(async move {
+            let way = way(&broker, worker.as_str(), Kin::default()).await;
+            let blocks = Translator::new(TranslatorSettings::for_format(format));
+            Ok(started(blocks, way).await)
+        })
+    }))
 }
 
 /// A NATS server, and a subscription to the messages that a relay publishes there.

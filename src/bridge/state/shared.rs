@@ -315,7 +315,7 @@ impl SharedRegistrations {
                 is_registered: true,
             };
             // All that waits was asked for later.
-            let restored = encoded(&registration, Some(SystemTime::UNIX_EPOCH))?;
+            let restored = encoded(&registration, SystemTime::UNIX_EPOCH)?;
             match keys.create(key, restored).await {
                 Ok(_) => {}
                 Err(error) if error.kind() == CreateErrorKind::AlreadyExists => {}
@@ -409,7 +409,7 @@ impl SharedRegistrations {
     /// Writes a registration, and returns its revision. Writes nothing, and returns `None`, if it is the end of one that has
     /// given way, and the engine is registered otherwise by now.
     async fn write(&self, keys: &Store, key: &str, noted: &Noted) -> io::Result<Option<u64>> {
-        let value = encoded(&noted.registration, Some(noted.asked))?;
+        let value = encoded(&noted.registration, noted.asked)?;
         let entry = keys.entry(key).await.map_err(io::Error::other)?;
         let is_end = noted.replaced_by.is_some();
         if is_end && !entry.as_ref().is_some_and(|entry| noted.is_over(entry, false)) {
@@ -439,13 +439,10 @@ impl SharedRegistrations {
     }
 }
 
-/// Returns the value of an entry: a registration, and behind it the time at which a client asked for it; `None` if nobody
-/// knows that time.
-fn encoded(registration: &Registration, asked: Option<SystemTime>) -> io::Result<Bytes> {
+/// Returns the value of an entry: a registration, and behind it the time at which a client asked for it.
+fn encoded(registration: &Registration, asked: SystemTime) -> io::Result<Bytes> {
     let mut encoded = rmp_serde::to_vec(registration).map_err(io::Error::other)?;
-    if let Some(asked) = asked {
-        rmp_serde::encode::write(&mut encoded, &asked).map_err(io::Error::other)?;
-    }
+    rmp_serde::encode::write(&mut encoded, &asked).map_err(io::Error::other)?;
     Ok(encoded.into())
 }
 

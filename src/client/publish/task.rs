@@ -507,13 +507,14 @@ async fn finish_flush(
     flush: Flush,
     mut reply: oneshot::Sender<Result<BatchCursor, PublisherError>>,
 ) {
-    let keep = |connection: Option<u64>| {
+    let connection = flush.connection;
+    let keep = || {
         let mut unconfirmed = shared.unconfirmed.lock();
         *unconfirmed = connection.or(*unconfirmed);
     };
     let flushed = tokio::select! {
         flushed = nats.flush() => flushed,
-        () = reply.closed() => return keep(flush.connection),
+        () = reply.closed() => return keep(),
     };
     let flushed = flushed.map_err(|error| PublisherError::Connection(error.to_string()));
     let looked_at = match &shared.refusals {
@@ -526,7 +527,7 @@ async fn finish_flush(
     let outcome = flush.sent.and_then(|cursor| arrived.map(|()| cursor));
     // A caller may no longer wait. What this flush has not told is left to the next one.
     if reply.send(outcome).is_err() || !is_told {
-        keep(flush.connection);
+        keep();
     }
 }
 

@@ -16,7 +16,7 @@ mod status;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use doubtful::DoubtfulHolders;
-pub use refused::{RefusedAt, RefusedHolders, RefusedName, RefusedPublisher};
+pub use refused::{RefusedAt, RefusedHolders, RefusedName, RefusedPublisher, SILENT_US};
 pub use status::{HolderStatus, SequenceGap};
 
 pub(crate) use doubtful::DoubtCounter;

@@ -28,9 +28,9 @@ const RANKS_MAX: usize = 64;
 /// its holder shows what was lost.
 const UNREAD_US_MIN: u64 = 1_500_000;
 
-/// Time for which a dropped batch of a publisher counts that may have ended, in microseconds. It is the silence after
-/// which one of two publishers of a holder counts as gone.
-const BRIEF_US: u64 = 3_000_000;
+/// Silence in microseconds after which one of two publishers of a holder counts as gone. Publishers send something every
+/// second.
+pub const SILENT_US: u64 = 3_000_000;
 
 /// Holders of one namespace whose batches are dropped, so that their blocks are unknown. They count among the doubtful
 /// holders of the namespace.
@@ -165,9 +165,9 @@ impl RefusedHolders {
     }
 
     /// Records what [`Self::note`] does, of a publisher that may have ended. The record counts until the publisher would
-    /// have been silent for 3 seconds.
+    /// have been silent for [`SILENT_US`].
     pub fn note_briefly(&self, worker: &RefusedName, rank: Rank, reason: &'static str, at: RefusedAt) {
-        self.note_part(worker, reason, at, Some(BRIEF_US), |known| known.part(rank));
+        self.note_part(worker, reason, at, Some(SILENT_US), |known| known.part(rank));
     }
 
     /// Records that a batch was dropped because it cannot be read. `has_holders` says whether the batch's worker has
@@ -450,9 +450,9 @@ mod tests {
     fn who_may_have_ended_is_doubtful_until_its_silence_shows_it() {
         let refused = RefusedHolders::default();
         refused.note_briefly(&name(0), 3, "stale_epoch", at(7));
-        assert!(!refused.expire(8 + BRIEF_US, 1, None));
+        assert!(!refused.expire(8 + SILENT_US, 1, None));
         assert_eq!(refused.count(Some(&[worker(0)])), 1);
-        assert!(refused.expire(9 + BRIEF_US, 1, None));
+        assert!(refused.expire(9 + SILENT_US, 1, None));
         assert_eq!(refused.count(None), 0);
         refused.note_briefly(&name(0), 3, "stale_epoch", at(7));
         refused.forget_registered(&id(3));
@@ -460,7 +460,7 @@ mod tests {
         refused.note(&name(0), 3, "other_settings", at(7));
         refused.note_briefly(&name(0), 3, "stale_epoch", at(8));
         assert!(
-            !refused.expire(9 + BRIEF_US, 0, None),
+            !refused.expire(9 + SILENT_US, 0, None),
             "another process may go on"
         );
         assert_eq!(refused.named(1)[0].reason, "other_settings");

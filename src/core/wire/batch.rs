@@ -95,6 +95,11 @@ impl EventBatch {
         fields.into_batch()
     }
 
+    /// Whether the publisher takes its leave with this batch. A goodbye is the last event of its batch.
+    pub fn says_goodbye(&self) -> bool {
+        matches!(self.events.last(), Some(Event::Goodbye))
+    }
+
     /// Decodes a batch as [`Self::decode`] does, but without the fast path for the usual form.
     pub(super) fn decode_any_form(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;

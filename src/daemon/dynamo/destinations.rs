@@ -102,9 +102,9 @@ impl Destinations {
 }
 
 impl<'d> AnswerUnderWay<'d> {
-    /// Reserves a place among the answers that are being sent. Waits for it if the address has taken an answer lately,
-    /// or if as many answers to it as it may have are being sent, and it takes one of these soon. `None` if there is no
-    /// place.
+    /// Reserves a place among the answers that are being sent. Waits for it if the address has taken an answer lately.
+    /// Waits for a moment, too, if as many answers to the address are being sent as it may have: it may take one of them.
+    /// `None` if there is no place.
     ///
     /// `permit` lets a request be answered. It is given back before the wait for an address that may take nothing, so
     /// that such an address does not hold up the reading of requests.

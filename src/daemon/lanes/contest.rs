@@ -7,7 +7,8 @@
 //! seconds. If that is the believed one, and the other one's epoch is lower, the other one is believed from then on, and
 //! asked for all that it has. If the first one comes back, the holder is contested again at once.
 
-use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch};
+use kvatlas_core::stream::SILENT_US;
+use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
 use super::clock::now_us;
 use super::holder::{Context, Holder, JobClocks};
@@ -15,8 +16,6 @@ use super::liveness::{LivenessLimits, Silence, silence};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
 
-/// Silence in microseconds after which one of two publishers counts as gone. Publishers send something every second.
-const SILENT_US: u64 = 3_000_000;
 /// Age in microseconds beyond which a batch of another epoch may be a redelivery.
 const FRESH_US: u64 = 10_000_000;
 
@@ -86,7 +85,7 @@ impl Holder {
     /// Notes a batch of another epoch, which is dropped. If the batch shows that another publisher is alive, the holder
     /// counts as contested from now on.
     pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
-        if let Some(Event::Goodbye) = batch.events.last() {
+        if batch.says_goodbye() {
             // The other publisher has gone by its own word. If the believed one has been silent as well, the contest
             // lasts until its next batch.
             if self.other.last.epoch == batch.epoch {
@@ -135,11 +134,10 @@ impl Holder {
         self.is_contested().then_some(self.other.last)
     }
 
-    /// Whether a batch is the goodbye of the publisher that was believed before it fell silent. Its place is taken
-    /// already.
-    pub(super) fn has_outlived_leaver(&mut self, batch: &EventBatch) -> bool {
-        let is_goodbye = matches!(batch.events.last(), Some(Event::Goodbye));
-        is_goodbye
+    /// Forgets the publisher that was believed before it fell silent, if `batch` is its goodbye. Its place is taken already.
+    /// Returns whether it is.
+    pub(super) fn forget_outlived(&mut self, batch: &EventBatch) -> bool {
+        batch.says_goodbye()
             && self
                 .outlived
                 .take_if(|outlived| *outlived == batch.epoch)

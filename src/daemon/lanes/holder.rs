@@ -183,7 +183,7 @@ impl Holder {
     /// Takes a batch, and applies, skips or holds it according to its number.
     pub(crate) fn apply(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
-        if self.has_outlived_leaver(&received.batch) {
+        if self.forget_outlived(&received.batch) {
             self.drop_batch(DropReason::StaleEpoch, next.epoch);
             return Afterwards::Stays;
         }

@@ -285,7 +285,7 @@ impl Lane {
     }
 
     /// Removes a holder whose publisher has said goodbye. If another publisher claims the holder too, answers say that it
-    /// may have unknown blocks, until its next batch makes the holder anew, or until it has been silent.
+    /// may have unknown blocks. They do so until its next batch makes the holder anew, or until it has been silent.
     fn retire_left(&self, key: HolderKey, holder: Box<Holder>) {
         let (unix_us, other) = (self.parts.clock.unix_us(), holder.other_left());
         // The goodbye may have waited in the stream.
@@ -294,9 +294,8 @@ impl Lane {
             seen_us => unix_us.saturating_sub(now_us().saturating_sub(seen_us)),
         };
         if other.is_some() {
-            let (refused, worker) = (holder.writer.refused(), RefusedName::from(&key.0.worker));
-            self.unheld
-                .note_briefly(refused, &worker, key.1, DropReason::StaleEpoch, unix_us);
+            let refused = holder.writer.refused();
+            self.unheld.note_stale(refused, &key.0.worker, key.1, unix_us);
         }
         self.retire(key, holder, Some(said_us), other);
     }
@@ -459,12 +458,9 @@ impl Lane {
         } else {
             self.unheld.refuse(sender, batch, &why, &clocks);
             if goodbyes.renew(&key, batch, now_us(), clocks.unix_us) {
-                let (refused, worker) = (
-                    sender.namespace.indexer.refused(),
-                    RefusedName::from(&key.0.worker),
-                );
+                let refused = sender.namespace.indexer.refused();
                 self.unheld
-                    .note_briefly(refused, &worker, key.1, DropReason::StaleEpoch, clocks.unix_us);
+                    .note_stale(refused, &key.0.worker, key.1, clocks.unix_us);
             }
         }
         // Removed last, so that answers know the blocks to be unknown all the time.

@@ -33,7 +33,7 @@ use kvatlas_client::unix_time_us;
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Namespace, NamespaceRefused, RegisterError};
 use kvatlas_core::stream::{RefusedAt, RefusedHolders, RefusedName};
-use kvatlas_core::wire::{DecodeError, Event, EventBatch, NamespaceName, Rank, SubjectError};
+use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Rank, SubjectError, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::clock::now_us;
@@ -142,16 +142,10 @@ impl Unheld {
         refused.note(worker, rank, reason.as_str(), self.refused_at(unix_us))
     }
 
-    /// Notes a dropped batch as [`Self::note`] does, of a publisher that may have ended.
-    pub(super) fn note_briefly(
-        &self,
-        refused: &RefusedHolders,
-        worker: &RefusedName,
-        rank: Rank,
-        reason: DropReason,
-        unix_us: u64,
-    ) {
-        refused.note_briefly(worker, rank, reason.as_str(), self.refused_at(unix_us));
+    /// Notes that batches of a lower epoch are dropped, as [`Self::note`] does, of a publisher that may have ended.
+    pub(super) fn note_stale(&self, refused: &RefusedHolders, worker: &WorkerName, rank: Rank, unix_us: u64) {
+        let reason = DropReason::StaleEpoch.as_str();
+        refused.note_briefly(&worker.into(), rank, reason, self.refused_at(unix_us));
     }
 
     /// Notes that a message of a worker was dropped because it cannot be read. Answers then say that the worker may
@@ -192,7 +186,7 @@ impl Unheld {
         unix_us: u64,
     ) -> bool {
         let refused = namespace.indexer.refused();
-        if let Some(Event::Goodbye) = batch.events.last() {
+        if batch.says_goodbye() {
             refused.forget(worker, batch.rank);
             return false;
         }
@@ -201,19 +195,17 @@ impl Unheld {
 
     /// Counts and notes a batch for which there is no holder.
     pub(super) fn refuse(&self, sender: &Sender, batch: &EventBatch, why: &NoHolder, clocks: &JobClocks) {
-        let (worker, unix_us) = (RefusedName::from(&sender.worker.worker), clocks.unix_us);
+        let (worker, unix_us) = (&sender.worker.worker, clocks.unix_us);
         let is_first = match why {
             NoHolder::Left(reason) => {
-                let is_goodbye = matches!(batch.events.last(), Some(Event::Goodbye));
                 // A new batch with a lower epoch comes from another publisher. An old one may be a redelivery.
                 let is_alive = clocks.is_new || is_fresh(batch, unix_us);
-                if *reason == DropReason::StaleEpoch && is_alive && !is_goodbye {
-                    let refused = sender.namespace.indexer.refused();
-                    self.note_briefly(refused, &worker, batch.rank, *reason, unix_us);
+                if *reason == DropReason::StaleEpoch && is_alive && !batch.says_goodbye() {
+                    self.note_stale(sender.namespace.indexer.refused(), worker, batch.rank, unix_us);
                 }
                 false
             }
-            _ => self.note_batch(&sender.namespace, &worker, batch, why.reason(), unix_us),
+            _ => self.note_batch(&sender.namespace, &worker.into(), batch, why.reason(), unix_us),
         };
         count(sender, batch, why, is_first);
     }

@@ -21,6 +21,11 @@ fn shared() -> SharedRegistrations {
     SharedRegistrations::new(Arc::new(Bucket::new(name, set, owner)))
 }
 
+/// Returns the value of an entry as bridges of earlier releases write it, without the time of asking.
+fn untimed(registration: &Registration) -> Bytes {
+    rmp_serde::to_vec(registration).unwrap().into()
+}
+
 /// Returns the entry of a registration, as JetStream has taken it at the time `created`.
 fn entry(
     shared: &SharedRegistrations,
@@ -31,7 +36,7 @@ fn entry(
     Entry {
         bucket: "kept".to_owned(),
         key: shared.key(&registration.engine),
-        value: encoded(registration, None).unwrap(),
+        value: untimed(registration),
         revision,
         delta: 0,
         created: created.into(),
@@ -71,7 +76,7 @@ async fn the_time_of_asking_counts_and_not_that_of_writing() {
         let other = registration("gpu-0=tcp://127.0.0.1:1", false);
         shared.note(own, &metrics);
         let mut heard = entry(&shared, &other, 7, now + 2 * MINUTE);
-        heard.value = encoded(&other, Some(asked)).unwrap();
+        heard.value = encoded(&other, asked).unwrap();
         assert_eq!(decoded(&heard).unwrap(), (other.clone(), asked));
         assert_eq!(
             rmp_serde::from_slice::<Registration>(&heard.value).unwrap(),
@@ -143,9 +148,9 @@ async fn the_end_of_a_registration_that_has_given_way_ends_no_other_one() {
         entry.map(|entry| decoded(&entry).unwrap().0)
     };
     assert_eq!(end(u64::MAX).await, None, "there is none");
-    let revision = keys.put(&key, encoded(&anew, None).unwrap()).await.unwrap();
+    let revision = keys.put(&key, untimed(&anew)).await.unwrap();
     assert_eq!(end(revision + 1).await, Some(anew.clone()));
-    let revision = keys.put(&key, encoded(&old, None).unwrap()).await.unwrap();
+    let revision = keys.put(&key, untimed(&old)).await.unwrap();
     assert_eq!(
         end(revision).await,
         Some(old.clone()),

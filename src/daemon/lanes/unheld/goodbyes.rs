@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use parking_lot::Mutex;
 
-use kvatlas_core::wire::{BatchCursor, Event, EventBatch};
+use kvatlas_core::wire::{BatchCursor, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
 use super::super::line::HolderKey;
@@ -99,9 +99,7 @@ impl Goodbyes {
         if now_us.saturating_sub(goodbye.at_us) >= REMEMBERED_US {
             return None;
         }
-        if let Some(Event::Goodbye) = batch.events.last()
-            && goodbye.known.drop_reason(batch) == Some(DropReason::StaleEpoch)
-        {
+        if batch.says_goodbye() && goodbye.known.drop_reason(batch) == Some(DropReason::StaleEpoch) {
             // Whoever this was has ended as well.
             goodbye.other = None;
             return Some(DropReason::StaleEpoch);
@@ -127,7 +125,7 @@ impl Goodbyes {
         let Some(mut removed) = known.filter(|known| known.said_us.is_none()) else {
             return false;
         };
-        let is_goodbye = matches!(batch.events.last(), Some(Event::Goodbye));
+        let is_goodbye = batch.says_goodbye();
         // Once a second is enough, and leaves room for others.
         if is_goodbye || now_us >= removed.at_us + RENEWED_US {
             removed.known.note(batch);
@@ -150,6 +148,8 @@ impl Goodbyes {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_core::wire::Event;
+
     use super::super::super::tests::{batch, worker};
     use super::*;
 

@@ -19,7 +19,7 @@ impl Answerer {
     ///
     /// # Errors
     ///
-    /// [`WireError`] if the settings take no hints, if there are too many hints, if the namespace is not known, or if
+    /// [`WireError`] if the settings take no hints, if there are too many hints, or if the namespace is not known. Also if
     /// prompts are not valid and no hint is kept.
     pub(crate) fn take_hints(
         &self,
