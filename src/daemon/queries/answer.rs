@@ -8,7 +8,8 @@ use crate::lanes::{Freshness, Strays};
 use kvatlas_config::Live;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
-    HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
+    HolderRecord, Match, Matches, Namespace, Namespaces, NearBlocks, PositionalIndexer, QueryChain, Search,
+    SparseChain,
 };
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
@@ -30,6 +31,7 @@ mod doubts;
 mod found;
 mod hinted;
 mod known;
+mod pairs;
 mod pieces;
 mod reuse;
 mod spoken;
@@ -45,6 +47,7 @@ pub(crate) use doubts::with_wait;
 pub(crate) use found::{Found, FoundHolder, dialect_query};
 #[cfg(any(feature = "grpc", feature = "redis"))]
 pub(super) use known::is_used;
+use pairs::OfPairs;
 use pieces::BatchReplies;
 use reuse::{limit_of, usable_max, usable_max_of_pairs};
 use spoken::spoken;
@@ -232,8 +235,8 @@ impl Answerer {
         let options = &query.options;
         let doubts = self.doubts(namespace, &query.key);
         let asked = QueryLength::of(query, chain.len(), indexer);
-        let (searched, doubted) = self.searched(&doubts, options, is_sorted, asked, || {
-            indexer.find_chain(&mut chain, doubts.search_of(query))
+        let (searched, doubted) = self.searched(&doubts, query, is_sorted, asked, |search| {
+            indexer.find_chain(&mut chain, search)
         });
         let mut reply = QueryReply {
             query_blocks: asked.blocks,
@@ -265,26 +268,42 @@ impl Answerer {
     fn searched(
         &self,
         doubts: &DoubtFacts<'_, '_>,
-        options: &QueryOptions,
+        query: &SingleQuery,
         is_sorted: bool,
         asked: QueryLength,
-        search: impl FnMut() -> Matches,
+        mut search: impl FnMut(Search<'_>) -> Matches,
     ) -> (QueryReply, Doubted) {
-        let seen = search_whole(&doubts.look, search);
+        let (options, wanted) = (&query.options, doubts.search_of(query));
+        let mut of_pairs = None;
+        // Both searches see the same state, or the holders that change are known.
+        let seen = search_whole(&doubts.look, || {
+            let found = search(wanted);
+            let hashes_pairs = |holder: &HolderRecord| {
+                let stated = found.reasons(holder, &self.trust);
+                stated.contains(DegradedReason::HashesPairs)
+            };
+            of_pairs = asked.bound_of_pairs().and_then(|bound| {
+                OfPairs::find(&found, bound, hashes_pairs, |bound| {
+                    search(Search {
+                        usable_max: Some(bound),
+                        ..wanted
+                    })
+                })
+            });
+            found
+        });
         let matches = &seen.found;
         let mut doubted = Doubted::default();
-        let stated = |holder: &HolderRecord| matches.reasons(holder, &self.trust);
-        let bound_of_pairs = asked.bound_of_pairs();
-        let usable_max_of = |holder: &HolderRecord| {
-            bound_of_pairs.filter(|_| stated(holder).contains(DegradedReason::HashesPairs))
-        };
-        let reasons = |found: &Match<'_>| {
-            let reasons = doubts.of(found.holder, stated(found.holder), &seen, true);
-            let concerning = doubted.judge(reasons, matches.near_blocks(found.holder), asked);
+        let reasons = |found: &Match<'_>, near: Option<[NearBlocks; 2]>, is_of_pairs: bool| {
+            let stated = matches.reasons(found.holder, &self.trust);
+            let reasons = doubts.of(found.holder, stated, &seen, true);
+            let asked = if is_of_pairs { asked.of_pairs() } else { asked };
+            let concerning = doubted.judge(reasons, near, asked);
             self.count_doubt(found.holder, concerning.is_empty());
             concerning
         };
-        let (mut holders, mut holders_total) = best_of(matches, options, is_sorted, usable_max_of, reasons);
+        let (mut holders, mut holders_total) =
+            best_of(matches, of_pairs.as_ref(), options, is_sorted, reasons);
         holders_total += add_changing(&mut holders, &seen, options, &doubts.namespace.indexer);
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.worker,
@@ -333,9 +352,9 @@ impl Answerer {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
         let doubts = self.doubts(namespace, &query.key);
         let indexer = &namespace.indexer;
-        let search = || indexer.find_bounds(&chain, doubts.search_of(query));
+        let search = |search: Search<'_>| indexer.find_bounds(&chain, search);
         let asked = QueryLength::of(query, chain.query_blocks(), indexer);
-        let (searched, _) = self.searched(&doubts, &query.options, true, asked, search);
+        let (searched, _) = self.searched(&doubts, query, true, asked, search);
         let reply = QueryReply {
             query_blocks: asked.blocks,
             block_size: indexer.settings().block_size.as_u32(),
@@ -405,36 +424,34 @@ fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<It
 
 /// Returns the holders for a reply, best first, at most as many as the query's options allow. Also returns how many
 /// holders there would be without that limit. Unless `is_sorted`, holders with equal numbers of blocks are in no
-/// particular order. `usable_max_of` gives the maximum number of blocks that a request can reuse at a holder, if it is
-/// less than at other holders.
+/// particular order. `of_pairs` has what differs for holders that hash pairs of tokens. `reasons` gets a holder's
+/// blocks in near tiers, and whether they are of `of_pairs`.
 fn best_of(
     matches: &Matches,
+    of_pairs: Option<&OfPairs>,
     options: &QueryOptions,
     is_sorted: bool,
-    usable_max_of: impl Fn(&HolderRecord) -> Option<u32>,
-    mut reasons: impl FnMut(&Match<'_>) -> DegradedReasons,
+    mut reasons: impl FnMut(&Match<'_>, Option<[NearBlocks; 2]>, bool) -> DegradedReasons,
 ) -> (Vec<HolderMatch>, u32) {
     let mut found: Vec<_> = counted(matches, options).collect();
-    let mut is_deepest_first = true;
     for found in &mut found {
-        if let Some(usable_max) = usable_max_of(found.holder) {
-            is_deepest_first &= found.usable_blocks <= usable_max;
-            found.usable_blocks = found.usable_blocks.min(usable_max);
-        }
+        let usable = of_pairs.and_then(|of_pairs| of_pairs.usable(found.holder));
+        found.usable_blocks = usable.unwrap_or(found.usable_blocks);
     }
     // The search has found the deepest first.
-    if is_sorted || !is_deepest_first {
+    if is_sorted || of_pairs.is_some() {
         found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
     }
     let total = saturating_u32(found.len());
     found.truncate(most_of(options));
     let holders = found.iter().map(|found| {
-        let degraded = reasons(found);
-        let near = matches.near_blocks(found.holder).filter(|_| options.tiers);
-        let near = near.map(|near| match usable_max_of(found.holder) {
-            Some(usable_max) => near.map(|tier| tier.with_usable_max(usable_max)),
-            None => near,
-        });
+        let of_pairs = of_pairs.filter(|of_pairs| of_pairs.usable(found.holder).is_some());
+        let near = match of_pairs {
+            Some(of_pairs) => of_pairs.near_blocks(found.holder),
+            None => matches.near_blocks(found.holder),
+        };
+        let degraded = reasons(found, near, of_pairs.is_some());
+        let near = near.filter(|_| options.tiers);
         let is_bounded = found.matched_blocks_max > found.matched_blocks;
         let id = &found.holder.id;
         HolderMatch {

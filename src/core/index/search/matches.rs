@@ -86,17 +86,6 @@ pub struct NearBlocks {
     pub usable_blocks: u32,
 }
 
-impl NearBlocks {
-    /// Returns these blocks, with at most `usable_max` of them usable.
-    #[must_use]
-    pub fn with_usable_max(self, usable_max: u32) -> Self {
-        Self {
-            usable_blocks: self.usable_blocks.min(usable_max),
-            ..self
-        }
-    }
-}
-
 /// Numbers of leading blocks that each holder has on the device, and on device and host together, indexed by slot.
 #[derive(Debug)]
 pub(super) struct Near(Vec<[NearBlocks; 2]>);

@@ -58,8 +58,8 @@ impl Answerer {
         };
         let asked = QueryLength::of(query, chain.len(), indexer);
         let mark = doubts.look.mark_search();
-        let (mut ahead, ahead_doubted) = self.searched(doubts, options, true, asked, || {
-            indexer.find_chain(&mut chain, doubts.search_of(query))
+        let (mut ahead, ahead_doubted) = self.searched(doubts, query, true, asked, |search| {
+            indexer.find_chain(&mut chain, search)
         });
         if options.explain {
             explain(query, indexer, &mut chain, reply.query_blocks, &mut ahead.holders);

@@ -38,6 +38,14 @@ impl QueryLength {
         Some(self.usable_max_of_pairs).filter(|bound| *bound < self.usable_max)
     }
 
+    /// Returns the length for an engine that hashes pairs of tokens.
+    pub(super) fn of_pairs(self) -> Self {
+        Self {
+            usable_max: self.usable_max.min(self.usable_max_of_pairs),
+            ..self
+        }
+    }
+
     /// Whether the blocks in nearer tiers, `near`, already reach the length of the query. If so, farther tiers cannot
     /// add any.
     fn is_met_by(self, near: NearBlocks) -> bool {

@@ -103,8 +103,8 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
             limit,
             ..QueryOptions::default()
         };
-        let reasons = |_: &Match<'_>| DegradedReasons::default();
-        let (mut holders, mut total) = best_of(&seen.found, &options, true, |_| None, reasons);
+        let reasons = |_: &Match<'_>, _, _| DegradedReasons::default();
+        let (mut holders, mut total) = best_of(&seen.found, None, &options, true, reasons);
         total += add_changing(&mut holders, &seen, &options, &namespace.indexer);
         assert_eq!((holders.len(), total), (shown, 3));
     }

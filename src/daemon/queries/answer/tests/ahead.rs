@@ -100,12 +100,8 @@ fn an_engine_that_looks_ahead_and_is_lost_between_the_two_searches_is_counted() 
     let (answerer, indexer) = (&scene.answerer, &scene.namespace.indexer);
     let doubts = answerer.doubts(&scene.namespace, &query.key);
     let asked = QueryLength::of(&query, 1, indexer);
-    let search = || {
-        indexer
-            .find_matches(&query.key, doubts.search_of(&query))
-            .unwrap()
-    };
-    let found = || answerer.searched(&doubts, &query.options, true, asked, search);
+    let search = |search: Search<'_>| indexer.find_matches(&query.key, search).unwrap();
+    let found = || answerer.searched(&doubts, &query, true, asked, search);
     let ((mut calm, calm_doubted), (mut reply, doubted)) = (found(), found());
     answerer.add_ahead(&doubts, &query, &mut calm, &calm_doubted);
     assert_eq!((calm.holders.len(), calm.doubtful_holders), (2, 0));
@@ -125,12 +121,8 @@ fn a_doubt_that_ends_between_the_two_searches_hides_no_lost_holder() {
     let (answerer, indexer) = (&scene.answerer, &scene.namespace.indexer);
     let doubts = answerer.doubts(&scene.namespace, &query.key);
     let asked = QueryLength::of(&query, 1, indexer);
-    let search = || {
-        indexer
-            .find_matches(&query.key, doubts.search_of(&query))
-            .unwrap()
-    };
-    let (mut reply, doubted) = answerer.searched(&doubts, &query.options, true, asked, search);
+    let search = |search: Search<'_>| indexer.find_matches(&query.key, search).unwrap();
+    let (mut reply, doubted) = answerer.searched(&doubts, &query, true, asked, search);
     assert_eq!((reply.holders.len(), reply.doubtful_holders), (1, 0));
     plain.status().recover(DegradedReason::Stale);
     lost.apply(Event::Cleared, Tier::DEVICE, 0);

@@ -143,3 +143,82 @@ fn chosen_blocks_have_a_lower_bound_of_what_is_usable() {
         assert_eq!((found.matched_blocks, found.usable_blocks), expected);
     }
 }
+
+/// A test that the maximum of engines that hash pairs of tokens cuts to a resumable block.
+#[test]
+fn pairs_end_at_a_resumable_block() {
+    let scene = Scene::new();
+    let blocks: Vec<Vec<u32>> = (0..3).map(|at| (1 + 4 * at..=4 + 4 * at).collect()).collect();
+    let blocks: Vec<&[u32]> = blocks.iter().map(Vec::as_slice).collect();
+    let resumable = |worker: &str, behind: [bool; 3], on_host: bool, reasons: &[DegradedReason]| {
+        let mut writer = scene.add(worker, &[], reasons);
+        let hashes = blocks
+            .iter()
+            .map(|tokens| block_hash(tokens, HashSeed::default()));
+        let stored = StoredBlocks {
+            resumable: Resumable::from_flags(behind),
+            ..StoredBlocks::by_sequence(None, None, sequence_hashes(hashes).collect())
+        };
+        writer.apply(Event::Stored(stored.clone()), Tier::DEVICE, 0);
+        if on_host {
+            let all = StoredBlocks {
+                resumable: Resumable::default(),
+                ..stored
+            };
+            writer.apply(Event::Stored(all), Tier::new(1).unwrap(), 0);
+        }
+        writer
+    };
+    let pairs = [DegradedReason::HashesPairs];
+    let _writers = [
+        resumable("a-state", [true, false, true], false, &pairs),
+        resumable("b-last", [false, false, true], false, &pairs),
+        resumable("c-single", [false, false, true], false, &[]),
+        resumable("d-host", [true, false, true], true, &pairs),
+        resumable(
+            "e-perhaps",
+            [true, false, true],
+            false,
+            &[DegradedReason::HashesPairs, DegradedReason::HostGap],
+        ),
+    ];
+    let ask = |tokens: u32| {
+        let query = SingleQuery {
+            options: QueryOptions {
+                tiers: true,
+                ..QueryOptions::default()
+            },
+            ..SingleQuery::new(prompt(&(1..=tokens).collect::<Vec<_>>(), None, None))
+        };
+        let payload = QueryRequest::Single(query).encode();
+        let answer = scene
+            .answerer
+            .answer_query("kvatlas.v1.query.small", &payload, usize::MAX);
+        let reply = QueryReply::decode(&answer.unwrap().payload).unwrap();
+        let holders = reply.holders.iter();
+        let found = holders.map(|holder| {
+            let device = holder.device_usable_blocks.or(holder.device_blocks);
+            (
+                holder.worker.to_string(),
+                holder.usable(),
+                device.unwrap(),
+                holder.exact,
+            )
+        });
+        found.collect::<Vec<_>>()
+    };
+    let found = |worker: &str, usable, device, exact| (worker.to_owned(), usable, device, exact);
+    // Of 13 tokens, requests reuse 12, or 11 by pairs: two blocks, if they can go on behind them.
+    assert_eq!(
+        ask(13),
+        [
+            found("c-single", 3, 3, true),
+            found("d-host", 2, 1, true),
+            found("a-state", 1, 1, true),
+            found("e-perhaps", 1, 1, false),
+            found("b-last", 0, 0, true),
+        ]
+    );
+    let all = ["a-state", "b-last", "c-single", "d-host", "e-perhaps"];
+    assert_eq!(ask(14), all.map(|worker| found(worker, 3, 3, true)));
+}
