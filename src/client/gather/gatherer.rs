@@ -161,7 +161,7 @@ impl Gatherer {
 
     /// Sends a router's encoded report (`payload`) to every shard, on `subject`. Returns the total number of entries
     /// that the shards have accepted. Waits for `patience` at most. If several replicas of a shard reply, the first
-    /// reply counts.
+    /// reply counts. A shard that refuses its own entries refuses the report only if no shard has accepted any.
     ///
     /// # Errors
     ///
@@ -173,12 +173,7 @@ impl Gatherer {
         patience: Duration,
     ) -> Result<Merged<u64>, ClientError> {
         let division = self.gather(subject, payload, HeaderMap::new(), patience).await?;
-        Ok(merge(division, ReportReply::decode, |replies, _| {
-            Ok(replies
-                .iter()
-                .map(|reply| reply.taken)
-                .fold(0, u64::saturating_add))
-        }))
+        Ok(merge_reports(division))
     }
 
     /// Returns the length of the longest request that the server takes, in bytes.
@@ -319,6 +314,32 @@ fn shard_of(reply: &Message) -> Option<Shard> {
     header.as_str().parse().ok()
 }
 
+/// Merges the replies to a report. See [`Gatherer::report`].
+fn merge_reports(mut division: Division<Message>) -> Merged<u64> {
+    let taken = |message: &Message| match refusal(message) {
+        None => ReportReply::decode(&message.payload).map_or(0, |reply| reply.taken),
+        Some(_) => 0,
+    };
+    let is_refused = |message: &Message| matches!(refusal(message), Some(ClientError::Refused(error)) if error.code == ErrorCode::BadRequest);
+    if division.replies.values().any(|message| taken(message) > 0) {
+        let none = ReportReply {
+            v: PROTOCOL_VERSION,
+            taken: 0,
+        };
+        for message in division
+            .replies
+            .values_mut()
+            .filter(|message| is_refused(message))
+        {
+            (message.headers, message.payload) = (None, none.encode().into());
+        }
+    }
+    merge(division, ReportReply::decode, |replies, _| {
+        let taken = replies.iter().map(|reply| reply.taken);
+        Ok(taken.fold(0, u64::saturating_add))
+    })
+}
+
 /// Decodes the replies of one division (way to divide the workers into shards), and merges them. A shard counts as
 /// missing if it could not answer, or if its reply cannot be decoded.
 fn merge<Reply, Whole>(
@@ -388,6 +409,30 @@ mod tests {
             status: None,
             description: None,
             length: 0,
+        }
+    }
+
+    #[test]
+    fn a_report_is_refused_where_no_shard_has_taken_any_of_it() {
+        let taking = |taken| Message {
+            payload: ReportReply { v: 1, taken }.encode().into(),
+            ..reply(None)
+        };
+        let refusing = || Message {
+            payload: Bytes::new(),
+            ..reply(Some("400"))
+        };
+        let merged = |replies: [Message; 2]| {
+            let division = Division {
+                shards: 2,
+                replies: (0..).zip(replies).collect(),
+            };
+            merge_reports(division)
+        };
+        let whole = merged([taking(3), refusing()]);
+        assert_eq!((whole.reply, whole.gathered.missing), (Ok(3), Vec::new()));
+        for none in [[taking(0), refusing()], [refusing(), refusing()]] {
+            assert_eq!(merged(none).reply.unwrap_err().code, ErrorCode::BadRequest);
         }
     }
 

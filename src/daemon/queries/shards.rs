@@ -205,10 +205,9 @@ impl ShardAsker {
         self.check_size(&payload)?;
         let merged = self.reports.report(subject, payload, self.deadline).await;
         // Answers to queries do not lack a shard that takes no hints. So a shard without a reply is not counted as
-        // missing, and a report without an answer is no outage. Only failures are counted.
+        // missing, and a report that no shard takes is no outage. Only failures are counted.
         let Merged { reply, gathered, .. } = merged.map_err(|error| match error {
             ClientError::NoDaemon { .. } => {
-                self.metrics.gathered(GatherOutcome::Unanswered);
                 let text = "no shard takes this report; start the shards, for hints with hints.ttl_ms";
                 WireError::new(ErrorCode::Unavailable, text)
             }
