@@ -329,7 +329,8 @@ tables! {
         /// Maximum size of the body of one HTTP query.
         max_body_bytes: usize = "8 MiB", bytes(KIB, 256 * MIB);
         /// Maximum number of bytes of all bodies of HTTP queries that have arrived and are not answered yet; beyond it,
-        /// a query of the address with the most bytes is refused.
+        /// a query of the address with the most bytes is refused. Also of all long answers that clients have not read
+        /// yet; one address may have half of it.
         max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
         /// Maximum number of HTTP connections for queries at the same time.
         max_connections: usize = "1024", integer(1, 65_536);
@@ -338,7 +339,7 @@ tables! {
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long an HTTP connection may wait for the head of a request, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "75000", milliseconds(100, 3_600_000);
-        /// How long the body of an HTTP query may take to arrive, and how long a client may take to read a piece of a
+        /// How long the body of an HTTP query may take to arrive, and how long a client may take to read 1 MiB of a
         /// dump, in milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
     }

@@ -10,6 +10,7 @@
 //! a new one |
 //! | a connection whose request's body does not come | its reader [notes](ClientWait) that it waits for its client |
 //! | memory for a head | `head_bytes_max` |
+//! | an answer that it does not read | 10 s, by the system (on Linux) |
 //!
 //! So any number of silent connections cannot keep others out. At a limit, a new connection takes the place of an older
 //! one, the oldest of those that wait for their clients:
@@ -42,6 +43,9 @@ use kvatlas_telemetry::{ConnectionCounts, log_gated};
 /// Pause after a failure to accept a connection. Usually no file descriptor is left then, and trying again immediately would
 /// waste processor time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Maximum time for which a client may read nothing of an answer that has come.
+const UNREAD_MAX: Duration = Duration::from_secs(10);
 
 /// Bounds on the connections, time and memory that clients can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +118,10 @@ impl<C: ConnectionCounts> Acceptor<C> {
             // An answer is one small write. It must not wait until the client has acknowledged the previous write.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "a connection sends with delay");
+            }
+            #[cfg(target_os = "linux")]
+            if let Err(error) = bound_unread(&stream) {
+                tracing::debug!(%error, "nothing bounds how long a client leaves an answer unread");
             }
             let (counts, serving) = (Arc::clone(&self.counts), serve(stream, peer, place));
             connections.spawn(async move {
@@ -310,6 +318,13 @@ async fn serve<S, B>(
     if let Ok(result) = tokio::time::timeout(limits.drain_timeout, connection).await {
         log_end(name, result);
     }
+}
+
+/// Has the system close a connection whose peer reads nothing, or confirms nothing, for [`UNREAD_MAX`].
+#[cfg(target_os = "linux")]
+fn bound_unread(stream: &TcpStream) -> rustix::io::Result<()> {
+    let milliseconds = u32::try_from(UNREAD_MAX.as_millis()).unwrap_or(u32::MAX);
+    rustix::net::sockopt::set_tcp_user_timeout(stream, milliseconds)
 }
 
 /// Logs a connection that ended with an error. Clients cause such errors, so the line is at level debug.

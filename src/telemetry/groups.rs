@@ -4,7 +4,7 @@ use super::declare::{GroupDescription, MetricDescription, MetricGroup};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, DynamoConnectionMetrics, DynamoMetrics,
     EngineMetrics, EventMetrics, GatherMetrics, GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics,
-    GrpcReportMetrics, HintMetrics, HistoryMetrics, HolderOutcomeMetrics, HttpBodyMetrics,
+    GrpcReportMetrics, HintMetrics, HistoryMetrics, HolderOutcomeMetrics, HttpAnswerMetrics, HttpBodyMetrics,
     HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
     OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics, QueryErrorMetrics, QueryMetrics,
     RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
@@ -50,6 +50,7 @@ groups! {
     AdminMetrics,
     HttpMetrics,
     HttpConnectionMetrics,
+    HttpAnswerMetrics,
     HttpBodyMetrics,
     DynamoMetrics,
     DynamoConnectionMetrics,

@@ -55,6 +55,23 @@ impl HttpBodyMetrics {
     }
 }
 
+metric_group! {
+    /// Metrics about answers of the query listener.
+    HttpAnswerMetrics::new() {
+        /// Answers of the query listener that were replaced by an error because all answers that clients have not read
+        /// took too much room.
+        refused: Counter = "kvatlas_http_answers_refused_total", Count;
+    }
+}
+
+impl HttpAnswerMetrics {
+    /// Counts and logs an answer for which there was no room.
+    pub fn refused(&self) {
+        self.refused.increment(1);
+        log_gated!(warn "an answer was refused: clients do not read theirs, which take too much room (http.max_receiving_bytes)");
+    }
+}
+
 count_connections!(
     HttpConnectionMetrics,
     "connection for queries refused: too many are open"

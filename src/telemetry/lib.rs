@@ -67,7 +67,7 @@ pub use grpc_metrics::{
 };
 pub use hint_metrics::HintMetrics;
 pub use history_metrics::HistoryMetrics;
-pub use http_metrics::{HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics};
+pub use http_metrics::{HttpAnswerMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics};
 pub use log_gate::LogGate;
 pub use logging::{LogFormat, LoggingError, init, set_filter, wants_colour};
 pub use namespace_gauges::NamespaceGauges;

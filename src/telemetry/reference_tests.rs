@@ -12,7 +12,7 @@ const INTRODUCTION: &str = "# Metrics
 This page is made from the declarations in `src/telemetry`. The admin listener serves the metrics at `/metrics`, in
 Prometheus' text format. A group's series, histograms too, exist from its first use, at zero.
 
-The label `namespace` is `(none)` for whatever cannot be attributed to a known namespace.
+The label `namespace` is `(none)` for whatever cannot be attributed to a known namespace, and `(others)` for all namespaces beyond 4,096 together.
 ";
 
 /// Returns the reference of all metrics in Markdown: a table for each group, and the values of the labels that have a closed set.

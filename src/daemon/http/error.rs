@@ -29,6 +29,11 @@ pub(crate) enum HttpRefusal {
     /// Body did not fit into the memory that all bodies share.
     #[error("the bodies of requests take too much room (http.max_receiving_bytes); ask again later")]
     TooManyBodies,
+    /// Answer did not fit into the memory that all answers share.
+    #[error(
+        "answers that clients have not read take too much room (http.max_receiving_bytes); read them, and ask again"
+    )]
+    TooManyAnswers,
     /// Token is missing or wrong.
     #[error("send the header Authorization: Bearer TOKEN with the token of http.token_file")]
     Unauthorized,
@@ -75,7 +80,9 @@ impl HttpRefusal {
             Self::NoRoute | Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Conflict(_) => StatusCode::CONFLICT,
-            Self::Unavailable(_) | Self::TooManyBodies => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable(_) | Self::TooManyBodies | Self::TooManyAnswers => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
     }
 

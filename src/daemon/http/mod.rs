@@ -25,10 +25,12 @@
 //! - A holder that is not in the answer may hold more than is known.
 //! - A query of this form cannot find some of the holders.
 //!
-//! Connections are bounded in number. A request is bounded in its head, its body, and the time to send them. When the
+//! Connections are bounded in number. A request is bounded in its head, its body, and the time to send them; answers
+//! that clients have not read are bounded in bytes and time. When the
 //! daemon stops, the time to finish is bounded too. With a token, every route but `/health` needs `Authorization:
 //! Bearer TOKEN`. The listener does not encrypt: for encryption, put a proxy in front of it.
 
+mod answers;
 mod auth;
 mod bodies;
 mod caller;

@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 
 use crate::traces::{OpenSpan, SpanKind, TRACEPARENT};
+use kvatlas_process::listener::{Peer, source_of};
 use kvatlas_telemetry::labels::{HttpRoute, LabelValue};
 
 use super::error::HttpRefusal;
@@ -106,6 +107,8 @@ async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Ne
     let is_contract = request.uri().path().starts_with("/v1/");
     let span = span_of(&shared, route, &request);
     let is_open = route == HttpRoute::Health;
+    let peer = request.extensions().get::<Peer>();
+    let source = peer.map(|peer| source_of(peer.0.ip()));
     let token = shared.parts.token.as_ref();
     let mut response = if is_open || token.is_none_or(|token| token.allows(request.headers())) {
         next.run(request).await
@@ -114,6 +117,7 @@ async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Ne
             .await
             .into_response()
     };
+    response = shared.answers.hold(response, source).await;
     if let Some(error) = response.extensions_mut().remove::<HttpRefusal>() {
         response = error.respond(!is_contract);
     }

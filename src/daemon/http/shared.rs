@@ -21,6 +21,7 @@ use kvatlas_process::admin::{AdminSource, Readiness};
 use kvatlas_telemetry::labels::{HttpRoute, PerLabel};
 use kvatlas_telemetry::{HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
+use super::answers::AnswerRoom;
 use super::bodies::{Bodies, BodyLimits, ReceivedBody};
 use super::error::HttpRefusal;
 use super::fields::{self, Unknown};
@@ -113,6 +114,7 @@ pub(super) struct HttpShared {
     pub(super) parts: HttpParts,
     pub(super) metrics: PerLabel<HttpRoute, HttpMetrics>,
     pub(super) bodies: Bodies,
+    pub(super) answers: AnswerRoom,
 }
 
 impl HttpShared {
@@ -125,6 +127,7 @@ impl HttpShared {
                 timeout: parts.request_timeout,
                 setting: "http.max_receiving_bytes",
             }),
+            answers: AnswerRoom::new(parts.receiving_bytes_max),
             parts,
         }
     }
