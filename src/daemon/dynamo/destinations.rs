@@ -19,8 +19,11 @@ const TO_OTHERS_MAX: usize = 256;
 /// Maximum number of answers to one of these other addresses that are on their way at the same time. Further ones wait
 /// until the address takes one of these, for [`CONNECT_TIMEOUT`] at most.
 const TO_ANOTHER_MAX: usize = 32;
-/// Maximum number of answers that wait until their addresses take another answer.
+/// Maximum number of answers that wait until their addresses take another answer, each of at most [`WAITING_UNIT`] bytes. A
+/// longer one counts as several.
 const WAITING_MAX: usize = 1024;
+/// Number of bytes that one permit of the semaphore `Destinations::waiting` stands for.
+const WAITING_UNIT: usize = 16 << 10;
 /// Maximum time to connect to a router for its answer. Shorter than the usual time for the whole answer, so that an
 /// address from which nothing comes back does not hold its share for so long. Suffices for a lost packet.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -104,11 +107,15 @@ impl Destinations {
 impl<'d> AnswerUnderWay<'d> {
     /// Reserves a place among the answers that are being sent. Waits for it if the address has taken an answer lately.
     /// Waits for a moment, too, if as many answers to the address are being sent as it may have: it may take one of them.
-    /// `None` if there is no place.
+    /// `None` if there is no place, or no room for an answer of `bytes` to wait.
     ///
     /// `permit` lets a request be answered. It is given back before the wait for an address that may take nothing, so
     /// that such an address does not hold up the reading of requests.
-    pub(super) async fn place(&self, permit: OwnedSemaphorePermit) -> Option<SemaphorePermit<'d>> {
+    pub(super) async fn place(
+        &self,
+        bytes: usize,
+        permit: OwnedSemaphorePermit,
+    ) -> Option<SemaphorePermit<'d>> {
         let Destinations {
             to_takers,
             to_others,
@@ -121,7 +128,8 @@ impl<'d> AnswerUnderWay<'d> {
         if self.count <= TO_ANOTHER_MAX {
             return to_others.try_acquire().ok();
         }
-        let _waiting = waiting.try_acquire().ok()?;
+        let units = u32::try_from(bytes.div_ceil(WAITING_UNIT).max(1)).ok()?;
+        let _waiting = waiting.try_acquire_many(units).ok()?;
         drop(permit);
         let taking = self.destinations.taking(self.address);
         timeout(CONNECT_TIMEOUT, taking).await.ok()?;
@@ -201,7 +209,7 @@ mod tests {
             .map(|number| destinations.begin(address(number)).unwrap())
             .collect();
         // A place is there, or is not, at once.
-        let place = |number: usize| answers[number].place(permit()).now_or_never().unwrap();
+        let place = |number: usize| answers[number].place(1, permit()).now_or_never().unwrap();
         answers[0].note(true);
         let unknown: Vec<_> = (1..=TO_OTHERS_MAX).map(place).collect();
         assert!(unknown.iter().all(Option::is_some));
@@ -218,7 +226,7 @@ mod tests {
 
     /// Returns a place for an answer, if there is one at once.
     fn place<'d>(answer: &AnswerUnderWay<'d>) -> Option<SemaphorePermit<'d>> {
-        answer.place(permit()).now_or_never().flatten()
+        answer.place(1, permit()).now_or_never().flatten()
     }
 
     #[tokio::test]
@@ -237,7 +245,7 @@ mod tests {
         let begin = || destinations.begin(address(1)).unwrap();
         let first: Vec<_> = (0..TO_ANOTHER_MAX).map(|_| begin()).collect();
         let (answer, permits) = (begin(), Arc::new(Semaphore::new(1)));
-        let mut place = Box::pin(answer.place(Arc::clone(&permits).try_acquire_owned().unwrap()));
+        let mut place = Box::pin(answer.place(1, Arc::clone(&permits).try_acquire_owned().unwrap()));
         assert!(place.as_mut().now_or_never().is_none());
         assert_eq!(
             permits.available_permits(),
@@ -258,7 +266,7 @@ mod tests {
             .collect();
         assert!(
             late[TO_ANOTHER_MAX]
-                .place(permit())
+                .place(1, permit())
                 .now_or_never()
                 .unwrap()
                 .is_none()

@@ -248,7 +248,10 @@ impl Service {
         let sending = async {
             let share = self.destinations.begin(reply_to.address);
             let share = share.ok_or(UnsentError::ManyToAddress)?;
-            let place = share.place(permit).await.ok_or(UnsentError::ManyUntaken)?;
+            let place = share
+                .place(answer.len(), permit)
+                .await
+                .ok_or(UnsentError::ManyUntaken)?;
             let written = timeout(self.request_timeout, write(reply_to, answer)).await;
             share.note(matches!(written, Ok(Ok(_))));
             drop((place, share));
