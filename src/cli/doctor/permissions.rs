@@ -29,7 +29,11 @@ pub(super) async fn check(
             let mut needs = Needs::of(role, arguments, config, subjects);
             needs.add_inbox(role, &inbox, setup);
             let mend = |refused: &[Refused]| mend(refused, &inbox, &arguments.namespace);
-            checks.push(needs.check(role, connected, mend).await);
+            let whose = match role {
+                NatsRole::Daemon if config.gateway.enabled => "gateway".to_owned(),
+                role => format!("{role:?}").to_lowercase(),
+            };
+            checks.push(needs.check(&whose, connected, mend).await);
         }
     }
     checks
@@ -51,6 +55,9 @@ impl Needs {
     fn of(role: NatsRole, arguments: &DoctorArguments, config: &Config, subjects: &Subjects) -> Self {
         let (namespace, worker) = (&arguments.namespace, &arguments.worker);
         match role {
+            NatsRole::Daemon | NatsRole::All if config.gateway.enabled => {
+                Self::of_gateway(namespace, config, subjects)
+            }
             NatsRole::Daemon | NatsRole::All => Self::of_daemon(arguments, config, subjects),
             // The round trip shows whether events may be published: an empty event would not be without effect.
             NatsRole::Publisher => Self {
@@ -97,6 +104,28 @@ impl Needs {
         Self { subscribe, publish }
     }
 
+    /// Returns the needs of a gateway with the configuration `config`, but for the right to pass on reports: shards
+    /// would count an empty one as dropped. Shards pass over an empty question that wants no reply.
+    fn of_gateway(namespace: &NamespaceName, config: &Config, subjects: &Subjects) -> Self {
+        let shards = subjects.of_shards();
+        let optional = [
+            (config.admin.commands, subjects.all_admin()),
+            (config.queries.discovery, "$SRV.PING".to_owned()),
+        ];
+        let needed = optional.into_iter().filter(|(is_needed, _)| *is_needed);
+        let mut subscribe = vec![subjects.all_queries(), subjects.all_statuses()];
+        subscribe.extend(needed.map(|(_, subject)| subject));
+        let mut publish = vec![
+            shards.query(namespace),
+            shards.status(namespace),
+            subjects.query_filler(),
+            subjects.status_filler(),
+        ];
+        subscribe.extend(dynamo_subjects(config));
+        publish.extend(dynamo_subjects(config));
+        Self { subscribe, publish }
+    }
+
     /// Adds the role's rights to its inbox. A publisher receives only acknowledgements there, of events that a stream
     /// keeps. A daemon also sends messages to itself.
     fn add_inbox(&mut self, role: NatsRole, inbox: &str, setup: &Setup) {
@@ -110,11 +139,11 @@ impl Needs {
 
     async fn check(
         self,
-        role: NatsRole,
+        whose: &str,
         connected: &DoctorConnection,
         mend: impl Fn(&[Refused]) -> String,
     ) -> Check {
-        let name = format!("permissions of a {}", format!("{role:?}").to_lowercase());
+        let name = format!("permissions of a {whose}");
         let refused = match self.try_all(connected).await {
             Ok(refused) => refused,
             Err(error) => return Check::failed(&name, error, "see the log of the NATS server"),

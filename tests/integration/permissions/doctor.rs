@@ -168,6 +168,22 @@ async fn a_daemon_needs_each_of_its_subscriptions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_needs_its_own_rights_and_not_those_of_a_daemon() {
+    let settings = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(settings.path(), "[gateway]\nenabled = true\n").unwrap();
+    let config = settings.path().to_str().unwrap();
+    let shards = r#""kvatlas.v1.shards.query.>", "kvatlas.v1.shards.status.>", "#;
+    assert!(USERS.contains(shards));
+    let without = USERS.replacen(shards, "", 1);
+    for (configuration, outcome) in [(USERS, "fine"), (ACCOUNTS, "fine"), (without.as_str(), "failed")] {
+        let broker = broker(configuration).await;
+        let (_, checks) = doctor(broker.url(), "gateway", &["--role", "daemon", "--config", config]).await;
+        let rights = check(&checks, "permissions of a gateway");
+        assert_eq!(rights["outcome"], outcome, "{rights}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn credentials_with_which_a_role_cannot_work_fail() {
     for (user, role, worker, right, without, failed, found) in [
         (
