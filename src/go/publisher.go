@@ -241,7 +241,10 @@ func (p *Publisher) confirmed(ctx context.Context, reached *flush) (Cursor, erro
 		return found.cursor, found.failure
 	}
 	refusal, err := within(ctx, func() (error, error) {
-		if err := p.nats.FlushWithContext(ctx); err != nil {
+		if err := p.nats.FlushWithContext(ctx); errors.Is(err, nats.ErrConnectionClosed) && !p.nats.IsClosed() {
+			// nats.go says so of a flush during which the link is lost.
+			return nil, errors.New("the connection was lost before the server had taken everything")
+		} else if err != nil {
 			return nil, err
 		}
 		if refusal := p.refused(); refusal != nil {

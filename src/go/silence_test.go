@@ -141,7 +141,12 @@ func TestLossWithALinkIsToldByTheNextFlush(t *testing.T) {
 	if _, err := publisher.Flush(ctx); !errors.Is(err, ErrNotSent) {
 		t.Errorf("the batch is lost: %v", err)
 	}
-	lose(2)
+	line.loses.Store(true)
+	if _, err := publisher.Flush(ctx); !errors.Is(err, ErrNotSent) || errors.Is(err, nats.ErrConnectionClosed) {
+		t.Errorf("the link was lost, and the connection goes on: %v", err)
+	}
+	eventually(t, "there is another link", connection.IsConnected)
+	lose(3)
 	if err := publisher.Goodbye(ctx); err != nil {
 		t.Errorf("daemons have the goodbye: %v", err)
 	}

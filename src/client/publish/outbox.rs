@@ -232,13 +232,15 @@ impl Outbox {
             }
         }
         self.cursor.seq += 1;
-        self.made_us = Some(clocks.unix_us);
+        // Times grow, also where the clock is set back.
+        let later = self.made_us.map(|last| last.saturating_add(1));
+        self.made_us = later.max(Some(clocks.unix_us));
         self.numbered_us = Some(clocks.monotonic_us);
         let batch = EventBatch {
             epoch: self.cursor.epoch,
             seq: self.cursor.seq,
             rank: self.rank,
-            time_us: Some(clocks.unix_us),
+            time_us: self.made_us,
             tier,
             block_size: self.told_block_size(),
             profile: self
@@ -347,7 +349,7 @@ impl Outbox {
         let next = self.cursor.epoch.saturating_add(1);
         self.cursor = second_above(known, clocks.unix_us.max(next));
         self.profile.begin_epoch();
-        self.made_us = Some(clocks.unix_us);
+        self.made_us = self.made_us.max(Some(clocks.unix_us));
         self.ring = Ring::of(&self.options, 1);
     }
 
@@ -426,6 +428,13 @@ mod tests {
         let rest = outbox.seal(at(50)).unwrap();
         assert_eq!((decoded(&rest).seq, decoded(&rest).tier.as_u8()), (3, 1));
         assert_eq!((decoded(&rest).rank, outbox.due_us()), (3, None));
+    }
+
+    #[test]
+    fn times_grow_where_the_clock_is_set_back() {
+        let mut outbox = outbox(PublisherOptions::default());
+        let times = [100, 50, 200].map(|us| decoded(&outbox.heartbeat(at(us)).unwrap()).time_us);
+        assert_eq!(times, [Some(100), Some(101), Some(200)]);
     }
 
     #[test]

@@ -37,6 +37,13 @@ def test_a_full_answer_tells_that_blocks_were_left_out() -> None:
     assert doubts(outbox, 60.0) == []
 
 
+def test_times_grow_where_the_clock_is_set_back() -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1), 0, Clocks(0.0, 100))
+    batches = [outbox.add(0, [Stored([block])], Clocks(0.0, now)) for block, now in ((1, 100), (2, 50), (3, 200))]
+    times = [msgpack.unpackb(sealed.payload)["time_us"] for [sealed] in batches]
+    assert times == [100, 101, 200]
+
+
 def test_a_full_answer_waits_for_a_parent_for_a_moment_only() -> None:
     outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1), 0, Clocks(0.0, 0))
     outbox.add(0, [Stored([1])], Clocks(0.0, 0))

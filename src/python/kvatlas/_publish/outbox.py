@@ -141,7 +141,7 @@ class Outbox:
         knows_blocks = options.after is None or options.after.seq == 0
         self.table = self._empty_table() if knows_blocks else None
         self._ring = self._ring_after(self.cursor.seq)
-        self._made_us: int | None = None
+        self._made_us = -1
         self._open: _OpenBatch | None = None
         self._numbered = float("-inf")
         self._new_until = clocks.monotonic + RISE
@@ -237,10 +237,11 @@ class Outbox:
         self.cursor = Cursor(self.cursor.epoch, self.cursor.seq + 1)
         # What is doubted now replaces what a full state has said: that it is not all stays.
         events = [self._with_left_out(event) if isinstance(event, Doubted) else event for event in events]
-        self._made_us = clocks.unix_us
+        # Times grow, also where the clock is set back.
+        self._made_us = max(clocks.unix_us, self._made_us + 1)
         self._numbered = clocks.monotonic
         profile = self._take_profile(not events or any(isinstance(event, Cleared) for event in events))
-        payload = self._encode(self.cursor, events, tier, clocks.unix_us, profile)
+        payload = self._encode(self.cursor, events, tier, self._made_us, profile)
         self._ring.push(payload)
         self._has_left = any(isinstance(event, Goodbye) for event in events)
         for event in events:
@@ -284,7 +285,7 @@ class Outbox:
             return False
         self._risen = clocks.monotonic
         self.cursor = Cursor(max(clocks.unix_us, known + 1), 1)
-        self._made_us = clocks.unix_us
+        self._made_us = max(clocks.unix_us, self._made_us)
         self._ring = self._ring_after(1)
         self._owes_profile = True
         return True
@@ -379,7 +380,7 @@ class Outbox:
             "seq": self.cursor.seq,
             "kind": kind,
         }
-        if self._made_us is not None:
+        if self._made_us >= 0:
             entries["time_us"] = self._made_us
         if kind == "full" and self.options.hashing == "recompute":
             entries["recomputed_block_size"] = self.options.block_size
