@@ -31,7 +31,7 @@ pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events w
   {"type":"stored","parent":"ad01835a37dd294c","sequence_hashes":["0x1f"],"tokens":[1,2,3,4]}
   {"tier":1,"events":[{"type":"removed","sequence_hashes":["ea06fc71a5ee6e88"]}]}
   {"events":[]}
-Types are stored, removed, cleared, doubted and goodbye; the wire contract of the project describes their keys.
+Types are stored, removed, resumable, cleared, doubted and goodbye; the wire contract of the project describes their keys.
 A hash is a text of 16 hexadecimal digits (32 for a lineage hash), or 0x and fewer,
 or a decimal number.
 
