@@ -1,7 +1,7 @@
 //! Registrations with a time to live. Such a registration ends unless its client renews it, that is, registers the engine
 //! again. It also gives way to whatever a client registers at its address.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kvatlas_process::registry::{GivenEngine, RegisterRefusal};
 use kvatlas_telemetry::log_gated;
@@ -124,11 +124,13 @@ impl BridgeState {
 impl Bridge {
     /// Begins to follow an engine that a client registers. Registrations with a time to live that are in its place end,
     /// because what is registered last is there now. Returns those that have ended. If the engine would be refused
-    /// nevertheless, none ends.
+    /// nevertheless, none ends. `asked` is the time at which a client of another bridge asked for it; `None` if a client of
+    /// this bridge does now.
     pub(super) fn follow_over(
         &self,
         state: &mut BridgeState,
         engine: &GivenEngine,
+        asked: Option<SystemTime>,
     ) -> Result<Vec<GivenEngine>, RegisterRefusal> {
         let mut replaced: Vec<GivenEngine> = Vec::new();
         loop {
@@ -144,9 +146,12 @@ impl Bridge {
                 RegisterRefusal::SameAddress { .. } | RegisterRefusal::OtherBlockSize { .. } => true,
                 _ => false,
             };
+            let is_newer = |old: &GivenEngine| {
+                engine.ttl().is_some() && asked.is_some_and(|asked| self.is_untold_since(old, asked))
+            };
             let in_place = state
                 .registered()
-                .find(|old| is_in_the_way(old) && state.gives_way(old, engine));
+                .find(|old| is_in_the_way(old) && state.gives_way(old, engine) && !is_newer(old));
             let Some(old) = in_place else {
                 return Err(refusal);
             };

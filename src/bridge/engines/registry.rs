@@ -21,7 +21,7 @@ impl Bridge {
         let is_renewal = state.registered_as(&engine).as_ref() == Some(&engine);
         // The same words leave the address and labels that a source gives.
         if !(is_renewal && state.given.has(&engine)) {
-            let followed = self.follow_over(&mut state, &engine);
+            let followed = self.follow_over(&mut state, &engine, None);
             self.fill(&mut state);
             for old in followed? {
                 self.share_replaced(old, None);

@@ -1,5 +1,7 @@
 //! The bridge's side of the registrations that bridges share.
 
+use std::time::SystemTime;
+
 use kvatlas_process::registry::{GivenEngine, RegisterRefusal};
 use kvatlas_telemetry::LogGate;
 
@@ -35,14 +37,25 @@ impl Bridge {
         }
     }
 
-    /// Follows an engine that was registered with another bridge. An engine that is refused is tried again. Returns the
-    /// registrations that give way to it.
-    fn follow_shared(&self, state: &mut BridgeState, engine: GivenEngine) -> Vec<GivenEngine> {
-        let followed = match self.follow_over(state, &engine) {
+    /// Whether `engine` was registered here after the time `asked`, and the other bridges have not been told yet.
+    pub(super) fn is_untold_since(&self, engine: &GivenEngine, asked: SystemTime) -> bool {
+        let shared = self.shared_registrations();
+        shared.is_some_and(|shared| shared.is_noted_since(engine, asked))
+    }
+
+    /// Follows an engine that was registered with another bridge, whose client asked for it at the time `asked`. An engine that
+    /// is refused is tried again. Returns the registrations that give way to it.
+    fn follow_shared(
+        &self,
+        state: &mut BridgeState,
+        engine: GivenEngine,
+        asked: SystemTime,
+    ) -> Vec<GivenEngine> {
+        let followed = match self.follow_over(state, &engine, Some(asked)) {
             // The other bridge has registered the engine anew, with other settings.
             Err(RegisterRefusal::Conflict { .. }) => {
                 self.drop_registered(state, &engine);
-                self.follow_over(state, &engine)
+                self.follow_over(state, &engine, Some(asked))
             }
             followed => followed,
         };
@@ -126,7 +139,7 @@ impl Bridge {
         if (is_known || is_renewal) && state.note_registered(&engine) {
             return;
         }
-        let replaced = self.follow_shared(state, engine.clone());
+        let replaced = self.follow_shared(state, engine.clone(), asked);
         // The other bridge may not have known them. An entry from before this bridge may be older than they are. One of the
         // same name has the same key, which the entry has taken.
         for old in replaced {

@@ -89,15 +89,16 @@ struct Noted {
 }
 
 impl Noted {
-    /// Whether the registration is written over `entry`. `is_own` says that this bridge has written the entry.
-    fn is_over(&self, entry: &Entry, is_own: bool) -> bool {
+    /// Whether the registration is written over `entry`. `is_older` says that the entry is older in any case: this bridge has
+    /// written it, or has heard it before.
+    fn is_over(&self, entry: &Entry, is_older: bool) -> bool {
         let is_newer = || {
             let asked = decoded(entry).map_or(entry.created.into(), |(_, asked)| asked);
             entry.operation == Operation::Put && asked > self.asked
         };
         match self.replaced_by {
             Some(revision) => entry.revision < revision && self.ends(entry),
-            None => is_own || !is_newer(),
+            None => is_older || !is_newer(),
         }
     }
 
@@ -123,19 +124,41 @@ struct KnownEntries {
     stream: SystemTime,
     /// Revision of the last known entry.
     until: u64,
+    /// Revision of the last entry that this bridge has heard. Entries up to it are older than all that waits to be written:
+    /// one that waited when it heard a newer entry was dropped.
+    heard: u64,
+    /// Revisions that this bridge has written on this connection and that the watch has not shown yet, by their keys. Earlier
+    /// entries of the same keys are outdated.
+    written: BTreeMap<String, u64>,
 }
 
 impl KnownEntries {
     /// Returns the known entries at a new connection; `before` are those at the last one.
     fn at(before: Option<Self>, info: &Info) -> Self {
         let (stream, last) = (SystemTime::from(info.created), info.state.last_sequence);
-        let until = match before {
-            None => last,
+        let (until, heard) = match before {
+            None => (last, 0),
             // The server may have lost its last entries. Others get their numbers.
-            Some(before) if before.stream == stream => before.until.min(last),
-            Some(_) => 0,
+            Some(before) if before.stream == stream => (before.until.min(last), before.heard.min(last)),
+            Some(_) => (0, 0),
         };
-        Self { stream, until }
+        Self {
+            stream,
+            until,
+            heard,
+            written: BTreeMap::new(),
+        }
+    }
+
+    /// Notes that this bridge has heard an entry.
+    fn note_heard(&mut self, revision: u64) {
+        self.until = self.until.max(revision);
+        self.heard = self.heard.max(revision);
+    }
+
+    /// Whether this bridge has written the entry, or has heard it before.
+    fn is_own_or_heard(&self, entry: &Entry) -> bool {
+        entry.revision <= self.heard || self.written.get(&entry.key) == Some(&entry.revision)
     }
 
     /// Fails if the stream was made anew, or has lost entries that were known.
@@ -195,6 +218,13 @@ impl SharedRegistrations {
         noted.insert(key, added);
         drop(noted);
         self.news.notify_one();
+    }
+
+    /// Whether a registration of `engine` waits to be written for which a client asked after the time `asked`.
+    pub(in super::super) fn is_noted_since(&self, engine: &GivenEngine, asked: SystemTime) -> bool {
+        let waiting = self.noted.lock();
+        let noted = waiting.get(&self.key(engine));
+        noted.is_some_and(|noted| noted.registration.is_registered && noted.asked > asked)
     }
 
     /// Takes a registration of `engine` that waits to be written. Returns whether it registers the engine; `None` if there
@@ -258,9 +288,6 @@ impl SharedRegistrations {
         let all = format!("{}>", self.bucket.prefix());
         let mut watch = keys.watch_with_history(all).await.map_err(io::Error::other)?;
         let ended = || io::Error::other("the watch of its keys has ended");
-        // Revisions that this bridge has written and that the watch has not shown yet. Earlier entries of the same keys
-        // are outdated.
-        let mut written = BTreeMap::new();
         let mut is_read = false;
         let mut looks = interval_at(Instant::now() + LOOK_PAUSE, LOOK_PAUSE);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -284,9 +311,9 @@ impl SharedRegistrations {
                         {
                             registry.heard_places(entry.revision, places);
                         }
-                    } else if let Some(is_known) = self.is_known(&entry, known.until, &mut written) {
+                    } else if let Some(is_known) = self.is_known(&entry, known) {
                         self.heard(keys, &entry, is_known, registry).await?;
-                        known.until = known.until.max(entry.revision);
+                        known.note_heard(entry.revision);
                     }
                     if entry.seen_current {
                         is_read = true;
@@ -297,7 +324,7 @@ impl SharedRegistrations {
             }
             // Before that, newer entries of other bridges may come.
             if is_read {
-                self.write_noted(keys, metrics, &mut written).await?;
+                self.write_noted(keys, metrics, known).await?;
             }
         }
     }
@@ -325,23 +352,23 @@ impl SharedRegistrations {
         Ok(())
     }
 
-    /// Returns whether an entry is no news, which entries up to the revision `known` are not; `None` if it is older than this
-    /// bridge's own entry for the same engine, which is written or waits to be written. If one that waits is older than the
-    /// entry, it is dropped, and the entry is news.
-    fn is_known(&self, entry: &Entry, known: u64, written: &mut BTreeMap<String, u64>) -> Option<bool> {
-        let own = written.get(&entry.key).copied();
-        if own.is_some_and(|own| entry.revision < own) {
+    /// Returns whether an entry is no news, which `known` entries are not; `None` if it is older than this bridge's own entry
+    /// for the same engine, which is written or waits to be written. If one that waits is older than the entry, it is dropped,
+    /// and the entry is news.
+    fn is_known(&self, entry: &Entry, known: &mut KnownEntries) -> Option<bool> {
+        let own = known.written.get(&entry.key);
+        if own.is_some_and(|own| entry.revision < *own) {
             return None;
         }
         let mut waiting = self.noted.lock();
         let noted = waiting.get(&entry.key);
-        if noted.is_some_and(|noted| noted.is_over(entry, own == Some(entry.revision))) {
+        if noted.is_some_and(|noted| noted.is_over(entry, known.is_own_or_heard(entry))) {
             return None;
         }
         let is_dropped = waiting.remove(&entry.key).is_some();
         drop(waiting);
-        written.remove(&entry.key);
-        Some(entry.revision <= known && !is_dropped)
+        known.written.remove(&entry.key);
+        Some(entry.revision <= known.until && !is_dropped)
     }
 
     /// Applies an entry (a registration or its removal) that a bridge has written. `is_known` says that it is no news.
@@ -388,31 +415,38 @@ impl SharedRegistrations {
         &self,
         keys: &Store,
         metrics: &BridgeMetrics,
-        written: &mut BTreeMap<String, u64>,
+        known: &mut KnownEntries,
     ) -> io::Result<()> {
         loop {
             let next = self.noted.lock().first_key_value().map(own_entry);
             let Some((key, noted)) = next else {
                 return Ok(());
             };
-            let revision = self.write(keys, &key, &noted).await;
+            let revision = self.write(keys, &key, &noted, known).await;
             let revision = revision.inspect_err(|error| metrics.state_failed(&key, error))?;
             let mut waiting = self.noted.lock();
             if waiting.get(&key) == Some(&noted) {
                 waiting.remove(&key);
             }
             drop(waiting);
-            written.extend(revision.map(|revision| (key, revision)));
+            known.written.extend(revision.map(|revision| (key, revision)));
         }
     }
 
-    /// Writes a registration, and returns its revision. Writes nothing, and returns `None`, if it is the end of one that has
-    /// given way, and the engine is registered otherwise by now.
-    async fn write(&self, keys: &Store, key: &str, noted: &Noted) -> io::Result<Option<u64>> {
+    /// Writes a registration, and returns its revision. Writes nothing, and returns `None`, if a newer entry has come, which
+    /// the watch shows next, or if it is the end of one that has given way, and the engine is registered otherwise by now.
+    async fn write(
+        &self,
+        keys: &Store,
+        key: &str,
+        noted: &Noted,
+        known: &KnownEntries,
+    ) -> io::Result<Option<u64>> {
         let value = encoded(&noted.registration, noted.asked)?;
         let entry = keys.entry(key).await.map_err(io::Error::other)?;
         let is_end = noted.replaced_by.is_some();
-        if is_end && !entry.as_ref().is_some_and(|entry| noted.is_over(entry, false)) {
+        let is_over = |entry: &Entry| noted.is_over(entry, known.is_own_or_heard(entry));
+        if !entry.as_ref().map_or(!is_end, is_over) {
             return Ok(None);
         }
         // A request that is not answered is sent after the next connection, when another bridge may have written.

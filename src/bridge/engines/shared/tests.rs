@@ -111,6 +111,32 @@ async fn a_registration_that_gives_way_to_another_bridges_ends_for_all() {
     assert_eq!(shared.take_noted(&old), Some(false));
 }
 
+/// JetStream was away while a client registered the engine that is there now.
+#[tokio::test]
+async fn a_registration_that_waits_gives_way_to_no_older_one() {
+    let (older, newer) = (
+        with_ttl("gpu-1=tcp://127.0.0.1:1"),
+        with_ttl("gpu-2=tcp://127.0.0.1:1,model=n"),
+    );
+    for (ago, followed) in [(60, "gpu-2"), (0, "gpu-1")] {
+        let bridge = sharing();
+        bridge.register_given(newer.clone()).unwrap();
+        bridge.apply(HeardRegistration {
+            asked: SystemTime::now() - Duration::from_secs(ago),
+            ..entry_of(older.clone(), true)
+        });
+        assert_eq!(names(&bridge), [followed]);
+    }
+    // What has no end gives way to nothing, so that the newer one would have been refused.
+    let bridge = sharing();
+    bridge.register_given(newer).unwrap();
+    bridge.apply(HeardRegistration {
+        asked: SystemTime::UNIX_EPOCH,
+        ..entry("gpu-1=tcp://127.0.0.1:1", true)
+    });
+    assert_eq!(names(&bridge), ["gpu-1"]);
+}
+
 /// The entry has the key of the registration that it replaces: telling of that one's end would end the new one.
 #[tokio::test]
 async fn a_registration_that_another_bridge_has_changed_is_told_by_nobody() {
