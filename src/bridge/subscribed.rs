@@ -70,6 +70,9 @@ pub(super) struct SubscribedEvents {
     holders: Holders,
     batch: EngineBatch,
     ranks: BTreeMap<Rank, RankStream>,
+    /// Whether a rank that was in sight before has begun from the start on this connection. Then all that the server's
+    /// process knows of other ranks comes, too.
+    is_from_start: bool,
 }
 
 impl FollowedSource for SubscribedEvents {
@@ -140,12 +143,14 @@ impl SubscribedEvents {
             holders,
             batch: EngineBatch::default(),
             ranks: BTreeMap::new(),
+            is_from_start: false,
         }
     }
 
     /// Notes a new connection. Nothing is known of a rank until its first frame.
     async fn connected(&mut self) -> Result<(), PublisherError> {
         self.ranks.clear();
+        self.is_from_start = false;
         self.holders.get(&self.worker, self.rank).await;
         self.holders.lost().await
     }
@@ -203,6 +208,7 @@ impl SubscribedEvents {
             return Ok(());
         };
         if begins {
+            self.is_from_start |= relay.was_seen() && !has_missed;
             // The rank is out of sight until its snapshot is whole.
             relay.lost().await?;
             relay.restart(has_missed.then_some(Reason::LostBatches)).await?;
@@ -280,8 +286,9 @@ impl SubscribedEvents {
 
     /// Reports that ranks are alive for `time`, because the server is alive. `count` is the number of its ranks; `None` if
     /// the server does not tell it. A rank without a frame on this connection, or without its whole snapshot, stays out of
-    /// sight, and daemons are still told of it. Daemons forget two kinds of ranks that stay without a frame: those beside
-    /// `count` others, which the server no longer has, and those that were never heard while others are.
+    /// sight, and daemons are still told of it. Daemons forget three kinds of ranks that stay without a frame. Those beside
+    /// `count` others, and those with numbers from `count` on, are gone. Those that were never heard while others are may be. And
+    /// where a rank has begun [from the start](Self::is_from_start), the process has nothing of the others.
     async fn seen(&mut self, time: Duration, count: Option<u32>) -> Result<(), PublisherError> {
         let heard = self.ranks.len();
         let is_all = count.is_some_and(|count| heard >= count as usize);
@@ -289,6 +296,9 @@ impl SubscribedEvents {
             match self.ranks.get(&rank) {
                 Some(stream) if stream.due.is_none() => relay.seen(time).await?,
                 None if is_all || (heard > 0 && !relay.was_seen()) => {}
+                None if self.is_from_start || count.is_some_and(|count| rank >= count) => {
+                    relay.unseen().await?
+                }
                 _ => relay.told_alive().await?,
             }
         }
@@ -321,6 +331,42 @@ mod tests {
         }
         let ended = events.apply(&frame(3)).await.unwrap_err();
         assert!(matches!(ended, FollowedSourceError::Cut(_)), "{ended:?}");
+    }
+
+    /// The server was started anew with fewer ranks, and does not tell their number.
+    #[tokio::test]
+    async fn a_rank_of_which_a_new_process_says_nothing_is_told_of_for_a_while() {
+        let frame_of = |rank: u8, number: u8| KvEventFrame::decode(&[8, number, 32, rank][..]).unwrap();
+        let seen = |events: &mut SubscribedEvents| -> Vec<bool> {
+            let ranks = events.holders.all();
+            ranks.map(|(_, _, relay)| relay.was_seen()).collect()
+        };
+        // The number of ranks that is told, the number of the first frame of rank 0, and whether rank 2 stays.
+        for (count, number, stays) in [
+            (None, 0, false),
+            (None, 3, true),
+            (Some(3), 3, true),
+            (Some(2), 3, false),
+        ] {
+            let (broker, _batches) = heard().await;
+            let mut events = SubscribedEvents::new(
+                WorkerName::new("gpu-0").unwrap(),
+                0,
+                holders(broker, Format::Vllm),
+            );
+            events.connected().await.unwrap();
+            for rank in [0, 2] {
+                events.apply(&frame_of(rank, 0)).await.unwrap();
+            }
+            events.seen(Duration::ZERO, None).await.unwrap();
+            assert_eq!(seen(&mut events), [true, true], "nothing is begun anew");
+            events.connected().await.unwrap();
+            events.seen(Duration::ZERO, None).await.unwrap();
+            assert_eq!(seen(&mut events), [true, true], "nothing has come yet");
+            events.apply(&frame_of(0, number)).await.unwrap();
+            events.seen(Duration::ZERO, count).await.unwrap();
+            assert_eq!(seen(&mut events), [true, stays], "{count:?} {number}");
+        }
     }
 
     /// The engine is idle, and its server sends live events only, so no frame comes over the new connection.
