@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_nats::Client;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::ModelKey;
+use kvatlas_engines::Format;
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, RegisterRefusal, ServerKey};
@@ -50,6 +51,23 @@ impl RefusedAnnouncement {
     }
 }
 
+/// Holder of which daemons are told under an engine's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ToldHolder {
+    is_pool: bool,
+    block_size: u32,
+}
+
+impl ToldHolder {
+    /// Returns the holder of an engine; `None` if the holders are the workers of a plane, which have other names.
+    pub(super) fn of_engine(engine: &NewEngine) -> Option<Self> {
+        (engine.format != Format::Dynamo).then_some(Self {
+            is_pool: engine.format == Format::Mooncake,
+            block_size: engine.block_size,
+        })
+    }
+}
+
 /// Announcements of engines that the bridge refuses, one for each model.
 pub(super) type RefusedAnnouncements = Vec<RefusedAnnouncement>;
 
@@ -66,6 +84,13 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
+    pub(super) fn holder(&self) -> ToldHolder {
+        ToldHolder {
+            is_pool: false,
+            block_size: self.block_size,
+        }
+    }
+
     /// Ends the report. With `says_goodbye`, daemons forget the engine. Returns the token that is cancelled once the
     /// report's task has ended.
     pub(super) fn end(self, says_goodbye: bool) -> CancellationToken {
@@ -129,7 +154,7 @@ impl Bridge {
             };
             engine.block_size = state.size_in_force(&engine);
             let mut refused = state.refused.iter();
-            let is_known = state.told_size(&engine.key).is_some()
+            let is_known = state.told_holder(&engine.key).is_some()
                 || refused.any(|announced| state.stands_for(announced, &engine.key.model));
             if is_known || state.refused.len() >= REFUSED_MODELS_MAX {
                 continue;
@@ -228,12 +253,16 @@ impl BridgeState {
         awaited.chain(self.refused.iter().map(|refused| &refused.announcement))
     }
 
-    /// Returns the block size of the engine that is followed or announced under `key`; `None` if there is none.
-    pub(super) fn told_size(&self, key: &EngineKey) -> Option<u32> {
-        let announced = || self.announcements().find(|announced| announced.key == *key);
+    /// Returns the holder of the engine that is followed or announced under `key`; `None` if there is none.
+    pub(super) fn told_holder(&self, key: &EngineKey) -> Option<ToldHolder> {
         match self.engines.get(key) {
-            Some(followed) => Some(followed.engine.block_size),
-            None => Some(announced()?.block_size),
+            Some(followed) => ToldHolder::of_engine(&followed.engine),
+            None => {
+                let mut announced = self.announcements();
+                announced
+                    .find(|announced| announced.key == *key)
+                    .map(Announcement::holder)
+            }
         }
     }
 

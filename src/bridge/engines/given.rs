@@ -84,28 +84,32 @@ impl Given {
         self.0.values().any(|set| set.has_server(server))
     }
 
-    /// Returns the engines that sources give under the names in `dropped`.
-    fn named_like(&self, dropped: &Set) -> Vec<GivenEngine> {
+    /// Returns the engines that sources give under the names in `dropped`, each with its source.
+    fn named_like(&self, dropped: &Set) -> Vec<(String, GivenEngine)> {
         self.all_of(
             |engine| dropped.publishers.contains_key(&engine.key),
             |server| dropped.servers.contains_key(&server.key()),
         )
     }
 
-    /// Returns the publishers and the servers that sources give and that are meant.
+    /// Returns the publishers and the servers that sources give and that are meant, each with its source.
     pub(super) fn all_of(
         &self,
         is_publisher_meant: impl Fn(&NewEngine) -> bool,
         is_server_meant: impl Fn(&NewServer) -> bool,
-    ) -> Vec<GivenEngine> {
-        let publishers = self.0.values().flat_map(|set| set.publishers.values());
-        let publishers = publishers.filter(|engine| is_publisher_meant(engine));
-        let servers = self.0.values().flat_map(|set| set.servers.values());
-        let servers = servers.filter(|server| is_server_meant(server));
-        let publishers = publishers.cloned().map(GivenEngine::Publisher);
-        publishers
-            .chain(servers.cloned().map(GivenEngine::Server))
-            .collect()
+    ) -> Vec<(String, GivenEngine)> {
+        let mut meant = Vec::new();
+        for (source, set) in &self.0 {
+            let publishers = set
+                .publishers
+                .values()
+                .filter(|engine| is_publisher_meant(engine));
+            let servers = set.servers.values().filter(|server| is_server_meant(server));
+            let publishers = publishers.cloned().map(GivenEngine::Publisher);
+            let engines = publishers.chain(servers.cloned().map(GivenEngine::Server));
+            meant.extend(engines.map(|engine| (source.clone(), engine)));
+        }
+        meant
     }
 
     /// Whether flags, files or discovery give `engine`, with the same settings.
@@ -177,7 +181,7 @@ impl Bridge {
             .iter()
             .filter_map(|engine| Some((engine, self.follow_in(&mut state, engine.clone()).err()?)))
             .collect();
-        for other in state.given.named_like(&before) {
+        for (_, other) in state.given.named_like(&before) {
             // The other source tries an engine that is refused here again.
             let _ = self.follow_in(&mut state, other);
         }

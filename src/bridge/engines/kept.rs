@@ -195,12 +195,11 @@ impl Bridge {
     pub fn take_up_registered(&self) {
         let mut state = self.inner.state.lock();
         self.take_up(&mut state, |_| true);
-        self.announce_kept(&mut state);
         drop(state);
         self.keep_registered();
     }
 
-    /// Follows the kept registrations that are meant, as [`Self::take_up_registered`] does.
+    /// Follows the kept registrations that are meant, as [`Self::take_up_registered`] does, and announces those that are refused.
     pub(super) fn take_up(&self, state: &mut BridgeState, is_meant: impl Fn(&GivenEngine) -> bool) {
         for mut kept in std::mem::take(&mut state.kept.engines) {
             let engine = &kept.engine;
@@ -222,6 +221,7 @@ impl Bridge {
                 state.kept.engines.push(kept);
             }
         }
+        self.announce_kept(state);
     }
 
     /// Announces the registered engines that were refused, as those of sources are.

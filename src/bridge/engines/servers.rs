@@ -63,7 +63,7 @@ impl AskedServer {
         Freed {
             key: self.presumed_key(),
             endpoint: self.handle.server.url.clone(),
-            block_size: announced.map(|announcement| announcement.block_size),
+            holder: announced.map(Announcement::holder),
             given: Some(GivenEngine::Server(self.handle.given())),
             end: Box::new(move |says_goodbye| {
                 if let Some(announcement) = self.announcement {

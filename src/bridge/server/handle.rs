@@ -255,10 +255,19 @@ impl ServerHandle {
         self.shared.progress.lock().is_troubled()
     }
 
+    /// Whether the server has answered the last question.
+    pub(crate) fn answers(&self) -> bool {
+        self.shared.progress.lock().answers
+    }
+
+    pub(crate) fn set_answers(&self, answers: bool) {
+        self.shared.progress.lock().answers = answers;
+    }
+
     /// Whether the server is known to be there: it has answered the last question, or the source that has found it, such as
     /// Kubernetes, still has it.
     pub(crate) fn is_there(&self) -> bool {
-        self.shared.progress.lock().answers || !self.server.discovered.identity.is_empty()
+        self.answers() || !self.server.discovered.identity.is_empty()
     }
 
     /// Returns whether both handles belong to the same server.

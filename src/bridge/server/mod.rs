@@ -72,16 +72,6 @@ enum ServerError {
     RefusedPublisher(RegisterRefusal),
 }
 
-impl ServerError {
-    /// Whether the server has answered, although its engine is not followed.
-    fn is_answer(&self) -> bool {
-        match self {
-            Self::Ask(error) => error.is_answer(),
-            _ => true,
-        }
-    }
-}
-
 /// Asks one server, for as long as its engine is followed.
 pub(super) struct ServerTask {
     pub(super) handle: ServerHandle,
@@ -108,8 +98,6 @@ impl ServerTask {
         loop {
             let ticket = *wanted.borrow_and_update();
             let asked = self.ask_once(&mut search).await;
-            let answers = asked.as_ref().err().is_none_or(ServerError::is_answer);
-            self.handle.shared.progress.lock().answers = answers;
             match asked {
                 Ok(()) => {
                     failures = 0;
@@ -151,7 +139,10 @@ impl ServerTask {
     /// Asks the server once, and follows the publishers that the server reports. `search` is the search for the block size
     /// of an earlier attempt.
     async fn ask_once(&self, search: &mut Option<SizeSearch>) -> Result<(), ServerError> {
-        let described = ask(&self.handle.server, &self.address, ASK_PATIENCE).await?;
+        let asked = ask(&self.handle.server, &self.address, ASK_PATIENCE).await;
+        self.handle
+            .set_answers(asked.as_ref().err().is_none_or(AskError::is_answer));
+        let described = asked?;
         let server = &self.handle.server;
         let model = ModelKey::of_tenant(described.model.clone(), &server.tenant);
         let model = model.speaking(server.scheme.clone());

@@ -146,6 +146,7 @@ async fn a_refused_publisher_of_a_server_is_followed_once_its_name_is_free() {
     let handle = bridge.handle_of("gpu-0").unwrap();
     let refused = bridge.follow_publishers(&handle, vec![(publisher(NEW), None)]);
     assert!(matches!(refused, Err(RegisterRefusal::Conflict { .. })));
+    handle.set_answers(true);
     let goodbye = goodbye_of(&bridge, "gpu-0");
     bridge.replace("file", &[]).unwrap();
     assert_eq!(replays(&bridge), [Some("tcp://127.0.0.1:2".to_owned())]);
@@ -246,4 +247,74 @@ async fn an_engine_whose_server_is_away_stands_for_no_other() {
     let by = GivenBy::Server(handle.server.key());
     assert!(!bridge.inner.state.lock().announces_refused_of(&by));
     bridge.stop(false).await;
+}
+
+/// The publisher of the first server takes no place from that of the second one, which answers.
+#[tokio::test]
+async fn a_freed_place_goes_to_a_server_that_answers() {
+    let bridge = bridge_of(2);
+    let flags = [0, 1].map(|number| given(&format!("old-{number}=tcp://127.0.0.1:{}", 20 + number)));
+    bridge.replace("flags", &flags).unwrap();
+    let servers = [0, 1].map(|number| given(&format!("gpu-{number}=http://127.0.0.1:1{number}")));
+    bridge.replace("found", &servers).unwrap();
+    for number in 0..2 {
+        let handle = bridge.handle_of(&format!("gpu-{number}")).unwrap();
+        let told = publisher(&format!("gpu-{number}=tcp://127.0.0.1:3{number}"));
+        bridge.follow_publishers(&handle, vec![(told, None)]).unwrap_err();
+        handle.set_answers(number == 1);
+    }
+    let followed = || -> Vec<String> {
+        let engines = bridge.engines().into_iter();
+        engines.map(|state| state.engine.key.instance).collect()
+    };
+    bridge.replace("flags", &flags[..1]).unwrap();
+    assert_eq!(followed(), ["gpu-1", "old-0"]);
+    bridge.replace("flags", &[]).unwrap();
+    assert_eq!(followed(), ["gpu-1"]);
+    bridge.handle_of("gpu-0").unwrap().set_answers(true);
+    bridge.replace("flags", &flags[..1]).unwrap();
+    bridge.replace("flags", &[]).unwrap();
+    assert_eq!(followed(), ["gpu-0", "gpu-1"]);
+}
+
+#[tokio::test]
+async fn a_refused_engine_of_a_flag_is_followed_once_there_is_room() {
+    let (_broker, bridge) = started(1).await;
+    let flags = [0, 1, 2].map(|number| given(&format!("gpu-{number}=tcp://127.0.0.1:1{number}")));
+    bridge.replace("flags", &flags).unwrap_err();
+    for (followed, announced) in [
+        ("gpu-0", Some("gpu-1")),
+        ("gpu-1", Some("gpu-2")),
+        ("gpu-2", None),
+    ] {
+        assert_eq!(names(&bridge), [followed]);
+        let told = refused(&bridge).pop().map(|(name, _)| name);
+        assert_eq!(told.as_deref(), announced);
+        let meant = MeantEngines::One(publisher(&format!("{followed}=tcp://127.0.0.1:1")).key);
+        bridge.unregister(&meant);
+    }
+    assert!(names(&bridge).is_empty(), "what an operator removes stays away");
+    bridge.stop(false).await;
+}
+
+/// The names of a plane's workers, and of a pool, are not the engine's.
+#[tokio::test]
+async fn daemons_forget_a_holder_whose_key_another_kind_of_engine_takes() {
+    for (format, is_goodbye) in [
+        ("replay=tcp://127.0.0.1:2", false),
+        ("format=mooncake", true),
+        ("format=dynamo", true),
+    ] {
+        let bridge = bridge_of(9);
+        bridge.replace("flags", &[given(OLD)]).unwrap();
+        let goodbye = goodbye_of(&bridge, "gpu-0");
+        let other = given(&format!("gpu-0=tcp://127.0.0.1:1,{format}"));
+        bridge.replace("flags", std::slice::from_ref(&other)).unwrap();
+        assert_eq!(goodbye.load(Ordering::Acquire), is_goodbye, "{format}");
+        let goodbye = goodbye_of(&bridge, "gpu-0");
+        bridge
+            .replace("flags", &[given("gpu-0=tcp://127.0.0.1:1,block_size=32")])
+            .unwrap();
+        assert!(goodbye.load(Ordering::Acquire), "the block size is another one");
+    }
 }
