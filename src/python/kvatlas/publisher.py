@@ -444,6 +444,7 @@ class Publisher:
                 except asyncio.TimeoutError:
                     continue
             clocks = present_clocks()
+            self._outbox.note_server_limit(self._nats.max_payload)
             self._heartbeat_at = clocks.monotonic + self._options.heartbeat_interval
             sealed = self._outbox.seal(clocks)
             if not sealed and self._beats and not self._nats.is_closed:

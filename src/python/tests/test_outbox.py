@@ -123,6 +123,21 @@ def test_answers_keep_to_what_the_server_takes_now() -> None:
     assert sum(len(event["sequence_hashes"]) // 8 for event in full_state(outbox, 0.0)) == 5001
 
 
+def test_what_no_longer_fits_into_one_batch_becomes_several() -> None:
+    outbox = Outbox(PublisherOptions(epoch=1), 0, Clocks(0.0, 0))
+    events = [Stored(list(range(root << 32, (root << 32) + 50))) for root in range(1, 7)]
+    assert outbox.add(0, events, Clocks(0.0, 0)) == []
+    # The next server takes less.
+    outbox.note_server_limit(2048)
+    sealed = outbox.seal(Clocks(0.0, 0)) + outbox.add(0, [*events, Doubted(["upstream_gap"])], Clocks(0.0, 0))
+    assert [batch.cursor.seq for batch in sealed] == list(range(1, len(sealed) + 1))
+    assert all(len(batch.payload) <= 2048 for batch in sealed)
+    types = [[event["type"] for event in msgpack.unpackb(batch.payload)["events"]] for batch in sealed]
+    assert sum(types, []) == [*["stored"] * 12, "doubted"]
+    assert len(sealed) > 2
+    assert types[-1] == ["stored", "doubted"], "nothing is found exact in between"
+
+
 def test_a_full_answer_has_no_batch_of_more_events_than_others() -> None:
     outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1, batch_events_max=5), 0, Clocks(0.0, 0))
     for root in range(1, 13):

@@ -167,6 +167,10 @@ class Outbox:
     def _chunk_bytes_max(self) -> float:
         return min(self.options.chunk_bytes_max, self._room)
 
+    @property
+    def _batch_bytes_max(self) -> float:
+        return min(self.options.batch_bytes_max, self._room)
+
     def add(self, tier: int, events: Sequence[Event], clocks: Clocks) -> list[SealedBatch]:
         """Takes the events of one call. Returns the batches that are full, or must not wait."""
         size = events_bytes(events)
@@ -175,7 +179,7 @@ class Outbox:
         if held is not None and (
             held.tier != tier
             or len(held.events) + len(events) > self.options.batch_events_max
-            or held.size + size > min(self.options.batch_bytes_max, self._room)
+            or held.size + size > self._batch_bytes_max
         ):
             sealed += self.seal(clocks)
         if self._open is None:
@@ -193,11 +197,14 @@ class Outbox:
         return None if self._open is None else self._numbered + self.options.batch_delay
 
     def seal(self, clocks: Clocks) -> list[SealedBatch]:
-        """Closes the open batch, if there is one."""
+        """Closes the open batch, if there is one. It becomes several where the server takes less than when its calls came."""
         if self._open is None:
             return []
         held, self._open = self._open, None
-        return [self._number(held.tier, held.events, clocks)]
+        if held.size <= self._batch_bytes_max:
+            return [self._number(held.tier, held.events, clocks)]
+        parts = self._shared([(held.tier, event) for event in held.events], self._batch_bytes_max)
+        return [self._number(tier, events, clocks) for tier, events in parts]
 
     def set_profile(self, profile: Profile, clocks: Clocks) -> list[SealedBatch]:
         """Tells another profile from now on, at once: behind the open batch, which has no room for it."""
@@ -348,7 +355,7 @@ class Outbox:
             raise refusal(503, "stored blocks wait for their parent; ask again when they have it")
         # A state from before the first batch is empty, but a number of 0 is none.
         cursor = Cursor(self.cursor.epoch, max(self.cursor.seq, 1))
-        batches = [self._encode(cursor, events, tier) for tier, events in self._shared(state)]
+        batches = [self._encode(cursor, events, tier) for tier, events in self._shared(state, self._chunk_bytes_max)]
         if self._tells_profile:
             batches.append(self._encode(cursor, [], profile=self._profile))
         doubted = self._with_left_out(Doubted(self._doubts))
@@ -356,13 +363,14 @@ class Outbox:
             batches.append(self._encode(cursor, [doubted]))
         return batches
 
-    def _shared(self, state: Iterable[tuple[Tier, Event]]) -> Iterator[tuple[Tier, list[Event]]]:
-        """The events of a full state by the batches that they share, which are no larger than other batches."""
-        events_max, bytes_max = self.options.batch_events_max, self._chunk_bytes_max
-        tier, events, size = Tier.DEVICE, list[Event](), 0
-        for event_tier, event in state:
+    def _shared(self, told: Iterable[tuple[int, Event]], bytes_max: float) -> Iterator[tuple[int, list[Event]]]:
+        """Events by the batches that they share. A doubt stays with the event before it."""
+        events_max = self.options.batch_events_max
+        tier, events, size = int(Tier.DEVICE), list[Event](), 0
+        for event_tier, event in told:
             more = event_bytes(event)
-            if events and (tier != event_tier or len(events) == events_max or size + more > bytes_max):
+            is_full = len(events) >= events_max or size + more > bytes_max
+            if events and (tier != event_tier or (is_full and not isinstance(event, Doubted))):
                 yield tier, events
                 events, size = [], 0
             tier = event_tier
