@@ -395,3 +395,33 @@ async def test_one_full_state_answers_all_who_wait_and_leaves_before_the_next() 
     assert sent[5:] == ["state", "late"]
     await asyncio.gather(*asked)
     answering.end()
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+async def test_who_waits_for_a_full_state_that_cannot_be_made_is_refused(is_over: bool) -> None:
+    refused: list[tuple[str, str]] = []
+
+    class Connection:
+        max_payload = 1 << 20
+
+        async def publish(self, subject: str, *_payload: bytes, headers: dict[str, str]) -> None:
+            refused.append((subject, headers["Nats-Service-Error-Code"]))
+
+    connection: Any = Connection()
+    outbox = Outbox(PublisherOptions(), 0, present_clocks())
+    answering = Answering(connection, "events", outbox, PublisherCounters(), lambda: None)
+
+    def failing(_clocks: Clocks) -> Answer:
+        raise TypeError("of a test")
+
+    if not is_over:
+        outbox.full = failing  # type: ignore[method-assign]
+    for reply in ("one", "two"):
+        message: Any = SimpleNamespace(data=question(), reply=reply)
+        await answering.take(message)
+    if is_over:
+        answering.refuse_all()
+    while len(refused) < 2:
+        await asyncio.sleep(0)
+    assert refused == [("one", "503"), ("two", "503")]
+    answering.end()

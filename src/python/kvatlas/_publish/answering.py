@@ -18,12 +18,14 @@ from nats.aio.msg import Msg
 from ..errors import RefusedError, refusal
 from ..wire import ERROR_CODE_HEADER, ERROR_HEADER
 from .counters import PublisherCounters
-from .outbox import RISE, Clocks, Outbox, ResyncRequest, is_far_ahead, present_clocks
+from .outbox import RISE, Answer, Clocks, Outbox, ResyncRequest, is_far_ahead, present_clocks
 
 _LOG: Final = logging.getLogger("kvatlas.publisher")
 
 _PAUSE: Final = 0.05
 """Pause between two full states, in which heartbeats and chunks leave."""
+
+_ENDED: Final = "this publisher has ended"
 
 
 class Answering:
@@ -53,7 +55,7 @@ class Answering:
             return
         try:
             if self._is_over:
-                raise refusal(503, "this publisher has ended")
+                raise refusal(503, _ENDED)
             if len(self._waiting) + len(self._sending) >= self._outbox.options.answers_max:
                 raise refusal(503, "this publisher answers others; ask again")
             request = ResyncRequest.decode(question.data)
@@ -98,7 +100,7 @@ class Answering:
         while self._waiting:
             waiting, self._waiting = self._waiting, []
             try:
-                answer = self._outbox.full(present_clocks())
+                answer = self._full()
             except RefusedError as refused:
                 for reply_to in waiting:
                     await self._refuse(reply_to, refused)
@@ -107,6 +109,21 @@ class Answering:
                 for reply_to in waiting:
                     self._start(self._send(reply_to, answer.chunks))
             await asyncio.sleep(_PAUSE)
+
+    def _full(self) -> Answer:
+        """The full state.
+
+        :raises RefusedError: where there is none, or not just now.
+        """
+        if self._is_over:
+            raise refusal(503, _ENDED)
+        try:
+            return self._outbox.full(present_clocks())
+        except RefusedError:
+            raise
+        except Exception as error:
+            _LOG.exception("the full state of %s cannot be made", self._subject)
+            raise refusal(503, "the full state cannot be made; the publisher's log has the error") from error
 
     def _start(self, doing: Coroutine[Any, Any, None]) -> None:
         sending = asyncio.create_task(doing)
