@@ -15,7 +15,7 @@ use kvatlas_core::wire::{
 
 use super::error::ClientError;
 use super::gather::Gatherer;
-use super::resend::{CONNECTIONS_MAX, LOOK_INTERVAL, NOBODY_PARTS, ended_too_often};
+use super::resend::{CONNECTIONS_MAX, LOOK_INTERVAL, NobodyPeriod, ended_too_often};
 
 /// Longest wait of a request for its answer, unless the caller sets a different one.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -24,8 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// NATS loses a request that is under way when a connection breaks, or when a daemon leaves a server of a cluster. So a request
 /// is sent again on each new connection, and a second time after half of its patience. This is safe, because asking changes
-/// nothing. If no daemon listens, the request is sent again for a twentieth of the patience: a daemon that has lost its server
-/// soon connects to another server.
+/// nothing. If no daemon listens, the request is sent again for a twentieth of the patience, anew on each connection: a daemon
+/// that has lost its server soon connects to another server.
 ///
 /// ```no_run
 /// use kvatlas_client::QueryClient;
@@ -239,7 +239,7 @@ impl QueryClient {
     /// daemon listens.
     async fn ask_on_each_connection(&self, subject: String, payload: Bytes) -> Result<Message, RequestError> {
         let statistics = self.nats.statistics();
-        let asked = Instant::now();
+        let mut nobody = NobodyPeriod::of(self.patience);
         let mut connections = 0;
         while connections < CONNECTIONS_MAX {
             let connection = statistics.connects.load(Ordering::Relaxed);
@@ -253,7 +253,7 @@ impl QueryClient {
                 reply = self.nats.send_request(subject.clone(), request) => match reply {
                     Err(error)
                         if error.kind() == RequestErrorKind::NoResponders
-                            && asked.elapsed() < self.patience / NOBODY_PARTS =>
+                            && nobody.lasts(statistics.connects.load(Ordering::Relaxed), Instant::now()) =>
                     {
                         tokio::time::sleep(LOOK_INTERVAL).await;
                     }

@@ -15,7 +15,8 @@ import (
 const (
 	// statusInterval is the pause between two looks at a status.
 	statusInterval = 10 * time.Millisecond
-	// A request that nobody listens to is sent again for this part of the patience: daemons whose server has gone are with another one soon.
+	// A request that nobody listens to is sent again for this part of the patience, anew on each link: daemons whose server has gone are with
+	// another one soon.
 	nobodyParts    = 20
 	nobodyInterval = 20 * time.Millisecond
 	// A request is sent again on so many new links at most, for which it looks this often.
@@ -177,18 +178,34 @@ func (c *Client) askTwice(ctx context.Context, subject string, payload []byte) (
 // ask asks, on each new link again, and again for a moment where nobody listens.
 func (c *Client) ask(ctx context.Context, subject string, payload []byte, patience time.Duration) (*nats.Msg, error) {
 	before := c.connection.LastError()
-	for begun := time.Now(); ; {
+	var nobody nobodyPeriod
+	for {
 		answer, err := c.sendOnEachLink(ctx, subject, payload)
 		if last := c.connection.LastError(); err != nil && last != before && isRefusal(last, "Publish", subject) {
 			return nil, fmt.Errorf("%w: %v", ErrNotPermitted, last)
 		}
-		if !errors.Is(err, nats.ErrNoResponders) || time.Since(begun) >= patience/nobodyParts {
+		if !errors.Is(err, nats.ErrNoResponders) || !nobody.lasts(c.connection.Stats().Reconnects+1, time.Now(), patience) {
 			return answer, err
 		}
 		if pause(ctx, nobodyInterval) != nil {
 			return nil, err
 		}
 	}
+}
+
+// A nobodyPeriod is the time in which one request is sent again because nobody listens.
+type nobodyPeriod struct {
+	// link is the number of the link, from 1, on which it began.
+	link  uint64
+	begun time.Time
+}
+
+// lasts says whether the period goes on when the server has said on a link that nobody listens. The first such word on a link begins it.
+func (n *nobodyPeriod) lasts(link uint64, now time.Time, patience time.Duration) bool {
+	if link != n.link {
+		n.link, n.begun = link, now
+	}
+	return now.Sub(n.begun) < patience/nobodyParts
 }
 
 // sendOnEachLink sends a request, and again on each new link, a few times at most: the request may be what ends each of them. A link that is lost

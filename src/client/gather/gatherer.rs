@@ -242,7 +242,7 @@ impl Gatherer {
             tokio::select! {
                 reply = replies.next() => match reply {
                     Some(reply) if reply.status == Some(StatusCode::NO_RESPONDERS) => {
-                        let is_sent_again = match &resends {
+                        let is_sent_again = match &mut resends {
                             Some(resends) => resends.next_for_nobody().await,
                             None => false,
                         };

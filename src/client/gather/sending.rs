@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Statistics};
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use super::super::error::ClientError;
-use super::super::resend::{CONNECTIONS_MAX, LOOK_INTERVAL, NOBODY_PARTS, ended_too_often};
+use super::super::resend::{CONNECTIONS_MAX, LOOK_INTERVAL, NobodyPeriod, ended_too_often};
 
 /// A request to all shards.
 #[derive(Debug)]
@@ -50,21 +49,20 @@ pub(super) struct Resends {
     ended: usize,
     /// Time at which the request is sent a second time; `None` afterwards.
     second_at: Option<Instant>,
-    /// End of the period in which the request is sent again if no daemon listens.
-    nobody_until: Instant,
+    /// Period in which the request is sent again if no daemon listens.
+    nobody: NobodyPeriod,
 }
 
 impl Resends {
     /// Begins to watch the connection and the time. Must be called before the request is first sent.
     pub(super) fn of(nats: &Client, patience: Duration) -> Self {
         let statistics = nats.statistics();
-        let now = Instant::now();
         Self {
             connection: statistics.connects.load(Ordering::Relaxed),
             statistics,
             ended: 0,
-            second_at: Some(now + patience / 2),
-            nobody_until: now + patience / NOBODY_PARTS,
+            second_at: Some(Instant::now() + patience / 2),
+            nobody: NobodyPeriod::of(patience),
         }
     }
 
@@ -95,8 +93,9 @@ impl Resends {
 
     /// Waits a moment after the server has reported that no daemon listens. Returns whether the request is then to be
     /// sent again.
-    pub(super) async fn next_for_nobody(&self) -> bool {
-        let is_early = Instant::now() < self.nobody_until;
+    pub(super) async fn next_for_nobody(&mut self) -> bool {
+        let connection = self.statistics.connects.load(Ordering::Relaxed);
+        let is_early = self.nobody.lasts(connection, Instant::now());
         if is_early {
             tokio::time::sleep(LOOK_INTERVAL).await;
         }

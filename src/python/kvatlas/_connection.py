@@ -24,6 +24,10 @@ _T = TypeVar("_T")
 
 LOOK_INTERVAL: Final = 0.05
 """Seconds between two looks at whether the connection stands."""
+NOBODY_INTERVAL: Final = 0.02
+"""Pause before a request that nobody listens to is sent again."""
+_NOBODY_PARTS: Final = 20
+"""The share of the patience for which it is, on each link: one part in so many."""
 _AGAIN_MAX: Final = 5
 """Times that a request is sent again, at most: it may be what ends each link."""
 _PINGS: Final = 2
@@ -329,13 +333,16 @@ def link_of(connection: Client) -> int:
 
 
 class Again:
-    """When a request is to be sent again: on each new link, and once after half of the patience."""
+    """When a request is to be sent again: on each new link, once after half of the patience, and where nobody listens."""
 
     def __init__(self, connection: Client, patience: float) -> None:
         self._nats = connection
         self._link = link_of(connection)
         self._late_at = time.monotonic() + patience / 2
         self._left = _AGAIN_MAX
+        self._nobody_lasts = patience / _NOBODY_PARTS
+        # The link on which nobody listened last, and since when.
+        self._nobody: tuple[int, float] | None = None
 
     def is_due(self) -> bool:
         """Whether it is, which is told once."""
@@ -346,3 +353,13 @@ class Again:
         if is_late:
             self._late_at = float("inf")
         return True
+
+    def is_due_for_nobody(self) -> bool:
+        """Whether it is although nobody listens, as the server has just said: for a moment after the first such word on each link.
+
+        Daemons whose server has gone are with another one soon.
+        """
+        link, now = link_of(self._nats), time.monotonic()
+        if self._nobody is None or self._nobody[0] != link:
+            self._nobody = (link, now)
+        return now - self._nobody[1] < self._nobody_lasts

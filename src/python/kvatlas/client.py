@@ -16,7 +16,16 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from ._checks import all_of, check_type
-from ._connection import LOOK_INTERVAL, Again, Connection, error_of, forgive, refusals_of, unless_refused
+from ._connection import (
+    LOOK_INTERVAL,
+    NOBODY_INTERVAL,
+    Again,
+    Connection,
+    error_of,
+    forgive,
+    refusals_of,
+    unless_refused,
+)
 from .errors import (
     ConnectionFailedError,
     InvalidValueError,
@@ -30,7 +39,7 @@ from .errors import (
     UnknownNamespaceError,
 )
 from .events import Cursor
-from .gather import NOBODY_INTERVAL, NOBODY_PARTS, Gatherer, merge_replies, merge_results, merge_statuses, refusal_of
+from .gather import Gatherer, merge_replies, merge_results, merge_statuses, refusal_of
 from .models import DEFAULT_TENANT, namespace_of
 from .queries import Query, encode_queries, encode_query
 from .subjects import PREFIX, Subjects
@@ -370,14 +379,13 @@ class QueryClient:
                 asked.cancel()
 
     async def _ask_once(self, subject: str, payload: bytes, patience: float) -> Msg:
-        """Asks, and again for a moment where nobody listens: daemons whose server has gone are with another one soon."""
-        asked = time.monotonic()
+        """Asks, and again for a moment where nobody listens."""
+        deadline, again = time.monotonic() + patience, Again(self._nats, patience)
         while True:
-            waited = time.monotonic() - asked
             try:
-                return await self._nats.request(subject, payload, timeout=patience - waited)
+                return await self._nats.request(subject, payload, timeout=deadline - time.monotonic())
             except nats.errors.NoRespondersError:
-                if time.monotonic() - asked >= patience / NOBODY_PARTS:
+                if not again.is_due_for_nobody():
                     raise
             await asyncio.sleep(NOBODY_INTERVAL)
 

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from ._connection import LOOK_INTERVAL, Again
+from ._connection import LOOK_INTERVAL, NOBODY_INTERVAL, Again
 from .errors import (
     NoDaemonError,
     RefusedError,
@@ -37,10 +37,6 @@ _BUSY: Final = (429, 503)
 """Errors of a daemon that cannot answer just now, and may a moment later."""
 PREDICTED_MAX: Final = 64
 """Predicted holders in a reply, at most."""
-NOBODY_PARTS: Final = 20
-"""The share of the patience for which a request that nobody listens to is sent again: one part in so many."""
-NOBODY_INTERVAL: Final = 0.02
-"""Pause before it is sent again."""
 REPLIES_MAX: Final = 4 * SHARDS_MAX
 """Replies that wait for one request, and that are kept, at most."""
 REPLY_BYTES_MAX: Final = 64 << 20
@@ -176,13 +172,12 @@ async def _collect(
 ) -> None:
     """Asks, and collects replies until the last one, or until the patience ends.
 
-    Where nobody listens it asks again for a moment: daemons whose server has gone are with another one soon. It asks again on each new
-    link, and after half of the patience: a link that is lost takes questions and answers with it.
+    Where nobody listens it asks again for a moment, on each link. It asks again on each new link, and after half of the patience: a link
+    that is lost takes questions and answers with it.
 
-    :raises NoDaemonError: if no shard listens.
+    :raises NoDaemonError: if no shard listens, and none has replied.
     """
-    asked = time.monotonic()
-    deadline, again = asked + patience, Again(connection, patience)
+    deadline, again = time.monotonic() + patience, Again(connection, patience)
     inbox = connection.new_inbox()
     replies = await connection.subscribe(inbox, pending_msgs_limit=REPLIES_MAX)
     try:
@@ -195,7 +190,9 @@ async def _collect(
             except asyncio.TimeoutError:
                 continue
             if (reply.headers or {}).get("Status") == "503":
-                if time.monotonic() - asked >= patience / NOBODY_PARTS:
+                if not again.is_due_for_nobody():
+                    if collection.best() is not None:
+                        break
                     raise NoDaemonError(subject)
                 await asyncio.sleep(NOBODY_INTERVAL)
                 await connection.publish(subject, payload, reply=inbox)

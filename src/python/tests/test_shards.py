@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -12,7 +14,7 @@ from world import NAMESPACE, eventually, hashes, world
 
 import kvatlas
 from kvatlas import Query, QueryClient, QueryReply, Stored
-from kvatlas.gather import REPLIES_MAX, SHARDS_MAX, Collection, merge_replies, merge_statuses
+from kvatlas.gather import REPLIES_MAX, SHARDS_MAX, Collection, _collect, merge_replies, merge_statuses
 from kvatlas.wire import ERROR_CODE_HEADER, ERROR_HEADER, Gathered, decode_query_reply, decode_status_reply
 
 WORKERS = 9
@@ -182,6 +184,56 @@ def test_replies_for_shards_without_end_are_not_collected() -> None:
 
 def _reply(code: str | None) -> Msg:
     return Msg(None, headers=None if code is None else {ERROR_CODE_HEADER: code})  # type: ignore[arg-type]
+
+
+class _Line:
+    """A connection on which these messages come, one a second. Where there is none, the link is a new one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *messages: Msg | None) -> None:
+        self.stats = {"reconnects": 0}
+        self.left = list(messages)
+        self.now = 0.0
+        monkeypatch.setattr("kvatlas._connection.time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def new_inbox(self) -> str:
+        return "_INBOX.own"
+
+    async def subscribe(self, _inbox: str, pending_msgs_limit: int) -> _Line:
+        return self
+
+    async def unsubscribe(self) -> None:
+        pass
+
+    async def publish(self, _subject: str, _payload: bytes, reply: str) -> None:
+        pass
+
+    async def next_msg(self, _timeout: float) -> Msg:
+        self.now += 1.0
+        message = self.left.pop(0)
+        if message is None:
+            self.stats["reconnects"] += 1
+            raise asyncio.TimeoutError
+        return message
+
+
+async def test_nobody_may_listen_for_a_moment_on_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = Msg(None, headers={"Status": "503"})  # type: ignore[arg-type]
+    reply = Msg(None, data=b"x", headers={"Kvatlas-Shard": "0/2"})  # type: ignore[arg-type]
+    # The moment has two seconds.
+    for messages, kept in (
+        ([nobody, nobody, nobody], None),
+        ([nobody, None, nobody, nobody, None, nobody, nobody, nobody], None),
+        ([nobody, None, None, nobody, nobody, reply, nobody], 1),
+    ):
+        line, collection = _Line(monkeypatch, *messages), Collection()
+        asking = _collect(line, "asked", b"", 40.0, collection)  # type: ignore[arg-type]
+        if kept is None:
+            with pytest.raises(kvatlas.NoDaemonError):
+                await asking
+        else:
+            await asking
+        assert line.left == []
+        assert len((collection.best() or (0, {}))[1]) == (kept or 0)
 
 
 @pytest.mark.parametrize("code", ["503", "404"])
