@@ -282,8 +282,14 @@ impl Holder {
     /// than the dropped batch.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
-        if head.epoch < known.epoch {
+        // The publisher that was outlived has a higher epoch. Its next batch shows whether this one was its goodbye.
+        let is_of_outlived = self.outlived == Some(head.epoch);
+        if head.epoch < known.epoch || is_of_outlived {
             self.contest(head, context);
+        }
+        if is_of_outlived {
+            self.writer.status().unconfirm();
+            return Afterwards::Stays;
         }
         if !self.note_received(head) && cursor_of(head) <= known {
             return Afterwards::Stays;

@@ -438,7 +438,7 @@ impl Lane {
         let key = (sender.worker.clone(), batch.rank);
         // The batch is from before its publisher's goodbye.
         let goodbyes = &self.unheld.goodbyes;
-        let is_late = goodbyes.is_over(&key, batch, clocks.is_new, now_us()).is_some();
+        let late = goodbyes.is_over(&key, batch, clocks.is_new, now_us());
         let mut is_outdated = false;
         if let Some(holder) = self.holders.get_mut(&key) {
             let context = self.parts.context(clocks);
@@ -453,8 +453,12 @@ impl Lane {
                 holder.contest(batch, context);
             }
         }
-        if is_late || (self.holders.contains_key(&key) && !is_outdated) {
+        let has_holder = self.holders.contains_key(&key);
+        if late.is_some() || (has_holder && !is_outdated) {
             unheld::count(sender, batch, &why, false);
+            if let Some(reason) = late.filter(|_| !has_holder) {
+                self.unheld.note_left(sender, batch, reason, &clocks);
+            }
         } else {
             self.unheld.refuse(sender, batch, &why, &clocks);
             if goodbyes.renew(&key, batch, now_us(), clocks.unix_us) {

@@ -198,16 +198,28 @@ impl Unheld {
         let (worker, unix_us) = (&sender.worker.worker, clocks.unix_us);
         let is_first = match why {
             NoHolder::Left(reason) => {
-                // A new batch with a lower epoch comes from another publisher. An old one may be a redelivery.
-                let is_alive = clocks.is_new || is_fresh(batch, unix_us);
-                if *reason == DropReason::StaleEpoch && is_alive && !batch.says_goodbye() {
-                    self.note_stale(sender.namespace.indexer.refused(), worker, batch.rank, unix_us);
-                }
+                self.note_left(sender, batch, *reason, clocks);
                 false
             }
             _ => self.note_batch(&sender.namespace, &worker.into(), batch, why.reason(), unix_us),
         };
         count(sender, batch, why, is_first);
+    }
+
+    /// Notes a batch that is dropped for `reason` behind a goodbye, as [`Self::note_stale`] does, if it comes from another
+    /// publisher that goes on: it is a new batch with a lower epoch. An old one may be a redelivery.
+    pub(super) fn note_left(
+        &self,
+        sender: &Sender,
+        batch: &EventBatch,
+        reason: DropReason,
+        clocks: &JobClocks,
+    ) {
+        let is_alive = clocks.is_new || is_fresh(batch, clocks.unix_us);
+        if reason == DropReason::StaleEpoch && is_alive && !batch.says_goodbye() {
+            let refused = sender.namespace.indexer.refused();
+            self.note_stale(refused, &sender.worker.worker, batch.rank, clocks.unix_us);
+        }
     }
 }
 

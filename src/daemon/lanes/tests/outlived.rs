@@ -138,6 +138,24 @@ async fn the_goodbye_of_a_publisher_that_was_outlived_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_lost_batch_of_a_publisher_that_was_outlived_leaves_a_doubt_of_some_seconds() {
+    let (contested, gap) = (DegradedReason::Contested, DegradedReason::Gap);
+    let mut alone = Alone::begin().await;
+    alone.receive(0, 9, 1);
+    for second in 1..7 {
+        alone.receive(second, 5, second);
+    }
+    let context = alone.parts.context(at(7));
+    // It may be a goodbye.
+    alone.holder.note_lost(&in_epoch(9, 2, Vec::new()), context);
+    let doubts = DegradedReasons::of(gap).with(contested);
+    assert_eq!(alone.receive(8, 5, 7), (5, doubts));
+    assert_eq!(alone.receive(10, 5, 8), (5, DegradedReasons::of(gap)));
+    // It was none.
+    assert_eq!(alone.receive(11, 9, 3), (9, doubts));
+}
+
+#[tokio::test]
 async fn the_goodbye_of_the_other_one_leaves_a_silent_publisher_contested_until_its_next_batch() {
     let contested = DegradedReasons::of(DegradedReason::Contested);
     for (second, left) in [(3, DegradedReasons::default()), (4, contested)] {

@@ -68,8 +68,21 @@ async fn a_publisher_whose_blocks_have_another_size_is_doubtful() {
     send(&pool, goodbye).await;
     assert_eq!(refused(&pool), NOBODY);
     // A late batch of a process that had ended before.
-    send(&pool, stores("b", 3, Some(64), 20)).await;
+    let late = EventBatch {
+        epoch: 3,
+        block_size: Some(BlockSize::new(64).unwrap()),
+        time_us: Some(1),
+        ..batch(1, Vec::new())
+    };
+    let (subject, generation) = ("kvatlas.v1.events.llama.b", StreamGeneration::default());
+    let minute = Duration::from_secs(60);
+    pool.receive(subject, &late.encode(), generation, minute, None)
+        .await;
+    pool.drain().await.unwrap();
     assert_eq!(refused(&pool), NOBODY);
+    // One that has not waited may be of a process that goes on, whose clock is behind.
+    send(&pool, stores("b", 3, Some(64), 20)).await;
+    assert_eq!(refused(&pool), B_ALONE);
 }
 
 #[tokio::test]
