@@ -332,6 +332,7 @@ impl RedisConnection<'_> {
             self.keys = keys;
             return Ok(());
         }
+        self.door.prefixes.count(&part);
         self.reply(&keys, &part).await
     }
 

@@ -22,7 +22,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::queries::{Found, FoundHolder, Misses, Source, searched};
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
-use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
+use kvatlas_telemetry::{AnsweredPrompt, QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::entry::{TIERS, field};
 use super::known::KnownNames;
@@ -74,6 +74,16 @@ pub(super) struct PipelinePart {
     pub(super) may_rise: bool,
     /// Pods that hold leading blocks, the one with the most blocks first.
     pods: Vec<Pod>,
+    /// Answers of the namespaces, for the metrics.
+    answers: Vec<NamespaceAnswer>,
+}
+
+/// Answer of a namespace about a prompt, as the metrics count it.
+#[derive(Debug)]
+struct NamespaceAnswer {
+    name: NamespaceName,
+    prompt: AnsweredPrompt,
+    elapsed: Duration,
 }
 
 impl PipelinePart {
@@ -212,12 +222,13 @@ impl Prefixes {
     ) -> PipelinePart {
         let asked = keys.len();
         let key = self.key_of(keys);
-        let holders = self.find(names, &key).await;
+        let (holders, answers) = self.find(names, &key).await;
         let knows = |worker: &WorkerName| names.iter().any(|name| self.source.knows_worker(name, worker));
         let part = PipelinePart {
             offset,
             may_rise: holders.iter().any(|holder| may_rise(holder, asked)),
             pods: pods(&holders, knows),
+            answers,
         };
         chain.is_held = holders
             .iter()
@@ -245,38 +256,47 @@ impl Prefixes {
     }
 
     /// Returns the holders that have leading blocks of the prompt, from the namespaces `names`. Several namespaces may
-    /// have holders: a prompt's keys belong to one model, and a model has one namespace for each tenant.
-    async fn find(&self, names: &[NamespaceName], key: &QueryKey) -> Vec<FoundHolder> {
+    /// have holders: a prompt's keys belong to one model, and a model has one namespace for each tenant. Also returns the
+    /// answers to count: those with holders, or else one without.
+    async fn find(
+        &self,
+        names: &[NamespaceName],
+        key: &QueryKey,
+    ) -> (Vec<FoundHolder>, Vec<NamespaceAnswer>) {
         let mut all = Vec::with_capacity(names.len());
         let (at_once, _beside) = self.at_once(names.len());
         for names in names.chunks(at_once) {
             all.extend(join_all(names.iter().map(|name| self.find_in(name, key))).await);
         }
-        let (mut holders, mut empty) = (Vec::new(), None);
+        let (mut holders, mut answers, mut empty) = (Vec::new(), Vec::new(), None);
         for (name, (found, elapsed)) in names.iter().zip(all) {
             match found {
                 // The namespace has been forgotten since it was listed.
                 Err(error) if error.code == ErrorCode::UnknownNamespace => {}
                 Err(error) => self.errors.failed(error.code, &error.text),
-                Ok(found) if found.holders.is_empty() => {
-                    empty = empty.or(Some((name, found, elapsed)));
-                }
                 Ok(mut found) => {
-                    self.count(name, &found, elapsed);
-                    found.lend_addresses(|worker| self.source.addresses_of(name, worker));
+                    let (name, prompt) = (name.clone(), found.prompt);
+                    found.lend_addresses(|worker| self.source.addresses_of(&name, worker));
+                    let answer = NamespaceAnswer {
+                        name,
+                        prompt,
+                        elapsed,
+                    };
+                    match found.holders.is_empty() {
+                        true => empty = empty.or(Some(answer)),
+                        false => answers.push(answer),
+                    }
                     holders.extend(found.holders);
                 }
             }
         }
-        if !holders.is_empty() {
-            self.misses.found();
-        } else {
-            if let Some((name, found, elapsed)) = empty {
-                self.count(name, &found, elapsed);
-            }
+        if holders.is_empty() {
+            answers.extend(empty);
             self.misses.missed(&self.source, names);
+        } else {
+            self.misses.found();
         }
-        holders
+        (holders, answers)
     }
 
     /// Searches one namespace. Also returns the time that it took.
@@ -286,10 +306,13 @@ impl Prefixes {
         (found, begun.elapsed())
     }
 
-    fn count(&self, name: &NamespaceName, found: &Found, elapsed: Duration) {
-        let metrics = self.metrics.of(name);
-        metrics.answered(QueryKind::SequenceHashes, elapsed);
-        metrics.found(found.prompt);
+    /// Counts the answers in `part`. A part that is looked up again with more keys is not an answer.
+    pub(super) fn count(&self, part: &PipelinePart) {
+        for answer in &part.answers {
+            let metrics = self.metrics.of(&answer.name);
+            metrics.answered(QueryKind::SequenceHashes, answer.elapsed);
+            metrics.found(answer.prompt);
+        }
     }
 }
 
@@ -463,6 +486,7 @@ mod tests {
             offset: 3,
             may_rise: false,
             pods: pods(&[holder("a", 0, [4, 4], 4, true)], |_| false),
+            answers: Vec::new(),
         };
         let mut replies = ReplyBuffer::default();
         part.reply(0, &[b"guess"], &mut replies);

@@ -277,6 +277,34 @@ async fn a_part_that_ends_between_two_commands_waits_for_more_where_it_matters()
 }
 
 #[tokio::test]
+async fn a_search_that_is_made_again_with_more_keys_counts_no_answer() {
+    let metrics = kvatlas_telemetry::install_shared().unwrap();
+    // Other tests do not use this model, so its counts are of this test.
+    let mut site = site(&["counted-once"], PATIENCE, 1 << 20).await;
+    site.ask(0..4).await;
+    let asked = site.next().await;
+    site.answer(&asked, &workers(1), 4, 0).await;
+    site.ask(4..8).await;
+    let asked = site.next().await;
+    site.answer(&asked, &workers(1), 8, 8).await;
+    assert_eq!(site.pods(8).await, [1; 8]);
+    let rendered = metrics.render();
+    let own = |line: &&str| {
+        let is_count = ["kvatlas_queries_total{", "kvatlas_query_matched_blocks_count{"];
+        is_count.iter().any(|name| line.starts_with(name)) && line.contains(site.namespaces[0].as_str())
+    };
+    let counts = rendered
+        .lines()
+        .filter(own)
+        .filter_map(|line| line.rsplit_once(' '));
+    let counts: Vec<&str> = counts
+        .map(|(_, count)| count)
+        .filter(|count| *count != "0")
+        .collect();
+    assert_eq!(counts, ["1", "1"], "{rendered}");
+}
+
+#[tokio::test]
 async fn a_part_is_answered_when_no_more_comes() {
     for (patience, ends) in [(Duration::ZERO, false), (PATIENCE, true)] {
         let mut site = site(&["a"], patience, 1 << 20).await;
