@@ -1,14 +1,14 @@
 //! Publishers that come back with a lower epoch than before, publishers that the daemon has not heard of yet, and
 //! publishers that do not state their block size.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::support::{
     Client, broker, daemon, engine, eventually, hashes, matches, namespace, reasons, stored, subjects,
 };
 use kvatlas_client::ClientError;
 use kvatlas_client::publish::{Beginning, PublisherOptions};
-use kvatlas_core::wire::{BatchCursor, ErrorCode, QueryKey, SingleQuery, Tier};
+use kvatlas_core::wire::{BatchCursor, DegradedReason, ErrorCode, QueryKey, SingleQuery, Tier};
 
 const GPU: &str = "gpu-0";
 
@@ -159,4 +159,36 @@ async fn in_a_namespace_of_the_configuration_no_block_size_is_guessed() {
         .await;
     assert_eq!(client.status().await.unwrap().unsized_holders, 0);
     daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_believed_is_asked_although_the_publisher_before_it_has_not_answered() {
+    let broker = broker().await;
+    // The question to the publisher that has died would last for longer than the test.
+    let daemon = daemon(broker.url(), &[("resync.timeout_ms", "600000")]).await;
+    let client = Client::connect(broker.url()).await;
+    let start = PublisherOptions {
+        beginning: Beginning::Epoch(5),
+        heartbeat_interval: Duration::from_millis(50),
+        ..PublisherOptions::default()
+    };
+    let other = engine(client.nats.clone(), &subjects(), GPU, start).await;
+    let kept = vec![stored(hashes(900, 3))];
+    other.publish(Tier::DEVICE, kept).await.unwrap();
+    client.exact(GPU, 0).await;
+    let before = BatchCursor { epoch: 6, seq: 0 };
+    let mut believed = client.publisher(GPU, 0).resuming(before);
+    let lost = vec![stored(hashes(100, 2))];
+    believed.publish(Tier::DEVICE, lost).await.unwrap();
+    eventually("the believed publisher is asked", async || {
+        let holder = client.holder(GPU, 0).await?;
+        let is_asked = holder.degraded.contains(DegradedReason::Resyncing);
+        (is_asked && holder.epoch == 6).then_some(())
+    })
+    .await;
+    client.exact(GPU, 0).await;
+    let found = matches(&client.ask(hashes(900, 3)).await);
+    assert_eq!(found, [(GPU.to_owned(), 0, 3, true)]);
+    drop(other);
+    daemon.stop().await;
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::Client;
+use tokio_util::sync::CancellationToken;
 
 use crate::lanes::{HolderKey, LanePool, ResyncAnswer, ResyncBegun, ResyncOutcome, epoch_max};
 use kvatlas_client::Backoff;
@@ -76,6 +77,8 @@ pub(super) struct Attempt {
     /// Generation of the event stream in which the publisher is asked. The generation changes when messages may have
     /// been lost.
     pub(super) generation: StreamGeneration,
+    /// Token that is cancelled when the publisher's answer is no longer waited for.
+    pub(super) overtaken: CancellationToken,
 }
 
 impl Attempt {
@@ -91,11 +94,12 @@ impl Attempt {
         self.metrics.started.increment(1);
         let mut assembly = self.assembly(&begun);
         let asking = self.ask(&begun, &mut assembly, &mut slot);
-        let asked = tokio::time::timeout(self.settings.timeout, asking).await;
-        let answer = match asked {
-            Ok(answer) => answer,
-            Err(_) if assembly.has_seen_outdated() => Err(ResyncFailure::StaleEpoch),
-            Err(_) => Err(ResyncFailure::TimedOut),
+        let asking = tokio::time::timeout(self.settings.timeout, asking);
+        let answer = match self.overtaken.run_until_cancelled(asking).await {
+            None => Err(ResyncFailure::Superseded),
+            Some(Ok(answer)) => answer,
+            Some(Err(_)) if assembly.has_seen_outdated() => Err(ResyncFailure::StaleEpoch),
+            Some(Err(_)) => Err(ResyncFailure::TimedOut),
         };
         let answer = match answer {
             Ok(answer) => answer,

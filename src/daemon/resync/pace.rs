@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use tokio_util::sync::CancellationToken;
+
 use kvatlas_client::Backoff;
 use kvatlas_telemetry::labels::ResyncFailure;
 
@@ -17,10 +19,12 @@ struct Failures {
 }
 
 /// Record of the attempts to resync one holder.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Attempts {
     /// Whether an attempt is queued or running.
     pub(super) is_busy: bool,
+    /// Token of the last attempt. Cancelled when the attempt's answer is no longer waited for.
+    pub(super) overtaken: CancellationToken,
     /// Record of the failed attempts so far. `None` before the first failure.
     failures: Option<Failures>,
     /// Epoch of the holder when the last attempt was queued.
@@ -48,6 +52,15 @@ impl Attempts {
     /// Notes that an attempt is queued. `epoch` is the holder's present epoch.
     pub(super) fn begin(&mut self, epoch: u64) {
         (self.is_busy, self.epoch) = (true, epoch);
+        self.overtaken = CancellationToken::new();
+    }
+
+    /// Ends the attempt that is queued or running if the holder's epoch is lower now: another publisher is believed, and
+    /// must be asked. The publisher that was asked may be dead.
+    pub(super) fn end_if_overtaken(&self, epoch: u64) {
+        if self.is_busy && epoch < self.epoch {
+            self.overtaken.cancel();
+        }
     }
 
     /// Returns how likely the publisher is to answer, judged by the last attempt.
@@ -89,6 +102,13 @@ mod tests {
         assert!(attempts.is_due(now, 5));
         attempts.begin(5);
         assert!(!attempts.is_due(now, 6));
+        attempts.end_if_overtaken(6);
+        assert!(!attempts.overtaken.is_cancelled());
+        attempts.end_if_overtaken(4);
+        assert!(
+            attempts.overtaken.is_cancelled(),
+            "the publisher that was asked may be dead"
+        );
         assert_eq!(attempts.prospect(), Prospect::First);
         attempts.fail(now, ResyncFailure::TimedOut, &backoff);
         assert!(!attempts.is_busy);
@@ -98,6 +118,7 @@ mod tests {
         assert!(attempts.is_due(now + backoff.pause_min, 5));
         // No publisher was subscribed at the last attempt, and then one has begun a new epoch.
         attempts.begin(5);
+        assert!(!attempts.overtaken.is_cancelled());
         attempts.fail(now, ResyncFailure::NoResponder, &backoff);
         assert_eq!(attempts.prospect(), Prospect::Again);
         assert!(!attempts.is_due(now, 5));

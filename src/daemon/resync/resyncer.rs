@@ -156,6 +156,7 @@ impl Resyncer {
                 let key = (worker.clone(), record.id.rank);
                 let attempts = self.attempts.entry(key.clone()).or_default();
                 let epoch = record.status.cursor.load().epoch;
+                attempts.end_if_overtaken(epoch);
                 if attempts.is_due(now, epoch) {
                     attempts.begin(epoch);
                     self.queue.push(worker, attempts.prospect(), (key, record));
@@ -204,7 +205,11 @@ impl Resyncer {
                 self.attempts.remove(&holder);
                 continue;
             }
+            let attempts = self.attempts.entry(holder.clone()).or_default();
+            // The holder's epoch may have changed while the attempt was queued.
+            attempts.begin(record.status.cursor.load().epoch);
             let attempt = Attempt {
+                overtaken: attempts.overtaken.clone(),
                 parts: Arc::clone(&self.parts),
                 settings: Arc::clone(&self.settings),
                 metrics: self.metrics_of(&holder.0.namespace),
