@@ -62,7 +62,8 @@ enum AdminSubcommand {
     /// Forget a worker or one of its ranks, with its epoch and batch numbers; its next batch counts as its first.
     ///
     /// This is for a holder whose publisher is locked out by a wrong epoch or number. Run `kvatlas admin snapshot`
-    /// afterwards, because a restart would bring the holder back.
+    /// afterwards, because a restart would bring the holder back. A publisher whose batches are dropped must have ended:
+    /// until its next batch, answers would be exact without it.
     Forget(HolderArguments),
     /// Call a worker or one of its ranks doubtful, so that the daemon asks its publisher for the full state.
     Resync(HolderArguments),
