@@ -327,12 +327,21 @@ def merged(below: Values, above: Values) -> Values:
 
 def choices() -> Iterator[tuple[int, ...]]:
     """Indexes into the dimensions: such that any two choices of two dimensions meet. With --all, every combination."""
-    met: set[tuple[tuple[int, int], ...]] = set()
-    for choice in itertools.product(*(range(len(dimension)) for dimension in DIMENSIONS)):
-        pairs = set(itertools.combinations(enumerate(choice), 2))
-        if "--all" in sys.argv or not pairs <= met:
-            met |= pairs
-            yield choice
+    sizes = [len(dimension) for dimension in DIMENSIONS]
+    if "--all" in sys.argv:
+        yield from itertools.product(*map(range, sizes))
+        return
+    pairs = itertools.combinations(range(len(sizes)), 2)
+    left = {((one, a), (other, b)) for one, other in pairs for a in range(sizes[one]) for b in range(sizes[other])}
+    while left:
+        # The first pair that has not met, and for each other dimension, the largest first, the choice that meets most.
+        chosen = dict(min(left))
+        for place in sorted(set(range(len(sizes))) - set(chosen), key=lambda place: -sizes[place]):
+            meets = [sum(tuple(sorted([(place, index), other])) in left for other in chosen.items()) for index in range(sizes[place])]
+            chosen[place] = meets.index(max(meets))
+        choice = tuple(chosen[place] for place in range(len(sizes)))
+        left -= set(itertools.combinations(enumerate(choice), 2))
+        yield choice
 
 
 def combinations() -> Iterator[Values]:
