@@ -148,12 +148,14 @@ async def test_where_requests_are_sent_is_hinted(broker: Broker) -> None:
 async def test_a_query_has_a_patience_of_its_own(broker: Broker) -> None:
     async with kvatlas.connect(broker.url) as connection:
         # Somebody hears it and says nothing.
-        await connection.subscribe("kvatlas.v1.query.*")
+        silent = await connection.subscribe("kvatlas.v1.query.*")
         await connection.flush()
         with pytest.raises(kvatlas.TimedOutError, match=r"0\.05"):
             await QueryClient(connection, patience=3600.0).query(
                 NAMESPACE, Query.by_sequence_hashes([1]), patience=0.05
             )
+        # A connection waits at its end until all is read.
+        await silent.unsubscribe()
 
 
 def test_an_answer_is_exact_where_all_of_it_is() -> None:

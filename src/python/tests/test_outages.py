@@ -298,6 +298,8 @@ async def test_a_request_is_sent_again_after_half_of_the_patience(broker: Broker
         with pytest.raises(kvatlas.TimedOutError):
             await client.query(NAMESPACE, Query.by_sequence_hashes([1]))
         assert silent.pending_msgs == 2
+        # A connection waits at its end until all is read.
+        await silent.unsubscribe()
 
 
 @pytest.mark.parametrize("gathering", [False, True])
