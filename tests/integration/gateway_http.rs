@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
-    ErrorCode, Event, EventBatch, NamespaceName, PROBE_NAME, Profile, RemovedBlocks, Resumable, Shard,
-    StoredBlocks, Subjects, Tier, WorkerName,
+    ErrorCode, Event, EventBatch, HolderStatusReply, NamespaceName, PROBE_NAME, Profile, RemovedBlocks,
+    Resumable, Shard, StoredBlocks, Subjects, Tier, WorkerName,
 };
 use kvatlas_daemon::Daemon;
 use serde_json::{Value, json};
@@ -156,7 +156,7 @@ async fn site_with(fleet: &[Sent], more: &[(&str, &str)]) -> Site {
 
 impl Site {
     /// Publishes the fleet to the single daemon, and to the shards behind the gateway. Waits until both have applied
-    /// all batches, and know that there are no other publishers.
+    /// all batches, know that there are no other publishers, and tell of each holder in doubt since when it is.
     async fn tell_all(&self, fleet: &[Sent]) {
         for prefix in ["one", "many"] {
             let subjects = Subjects::new(prefix).unwrap();
@@ -176,7 +176,9 @@ impl Site {
                 eventually("the fleet is known", async || {
                     let status = queries.status(&namespace).await.ok()?;
                     let held: u64 = status.holders.iter().map(|holder| holder.blocks).sum();
-                    (held == blocks && status.batches_waiting == 0).then_some(())
+                    let is_dated = |holder: &HolderStatusReply| holder.exact || holder.since_us.is_some();
+                    let are_dated = status.holders.iter().all(is_dated);
+                    (held == blocks && status.batches_waiting == 0 && are_dated).then_some(())
                 })
                 .await;
             }

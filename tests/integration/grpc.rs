@@ -490,6 +490,7 @@ type OddBody = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
 impl Odd {
     async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
         let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
             .await
             .unwrap();

@@ -43,8 +43,11 @@ pub struct HttpClient {
 
 impl HttpClient {
     pub async fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        // A request's body would wait until the server has acknowledged the head.
+        stream.set_nodelay(true).unwrap();
         Self {
-            stream: BufReader::new(TcpStream::connect(address).await.unwrap()),
+            stream: BufReader::new(stream),
             token: None,
         }
     }
