@@ -1,5 +1,7 @@
 //! Queries that are too many or too large. They are refused early, and small queries are answered meanwhile.
 
+use std::time::Duration;
+
 use async_nats::HeaderMap;
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -90,8 +92,11 @@ async fn a_connection_for_queries_that_ended_by_a_flood_comes_back() {
     flooding.flush().await.unwrap();
     daemon.signal(Signal::CONT);
     daemon.wait_for_line(|line| message(line).contains("the connection ends until half"));
+    // A query that is lost with the connection is sent again after half of the patience.
+    let impatient = client.queries.clone().with_patience(Duration::from_secs(2));
     let reply = eventually("queries are answered again", async || {
-        client.ask_with(by_sequence(&hashes(1, 6))).await.ok()
+        let query = by_sequence(&hashes(1, 6));
+        impatient.query(&namespace(), query).await.ok()
     })
     .await;
     assert_eq!(matches(&reply).len(), 1);

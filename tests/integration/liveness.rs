@@ -282,7 +282,8 @@ async fn a_turn_that_begins_while_the_term_is_over_is_taken_when_the_term_goes_o
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_replaces_a_publisher_that_is_alive_by_force_only() {
     let broker = broker().await;
-    let daemon = daemon(broker.url(), &[]).await;
+    let settings = [("namespace_defaults.stale_after_ms", "3000")];
+    let daemon = daemon(broker.url(), &settings).await;
     let client = Client::connect(broker.url()).await;
     let living = publisher(broker.url(), Duration::from_millis(100)).await;
     living
