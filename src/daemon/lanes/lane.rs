@@ -461,7 +461,9 @@ impl Lane {
             }
         } else {
             self.unheld.refuse(sender, batch, &why, &clocks);
-            if goodbyes.renew(&key, batch, now_us(), clocks.unix_us) {
+            // A goodbye that is the first that is heard of its process leaves the one before it, which may live.
+            let is_left = is_outdated && batch.says_goodbye();
+            if goodbyes.renew(&key, batch, now_us(), clocks.unix_us) || is_left {
                 let refused = sender.namespace.indexer.refused();
                 self.unheld
                     .note_stale(refused, &key.0.worker, key.1, clocks.unix_us);
@@ -469,7 +471,8 @@ impl Lane {
         }
         // Removed last, so that answers know the blocks to be unknown all the time.
         if is_outdated && let Some(holder) = self.holders.remove(&key) {
-            self.retire(key, holder, None, None);
+            let said_us = batch.says_goodbye().then_some(clocks.unix_us);
+            self.retire(key, holder, said_us, None);
         }
     }
 

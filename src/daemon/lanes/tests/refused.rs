@@ -85,6 +85,29 @@ async fn a_publisher_whose_blocks_have_another_size_is_doubtful() {
     assert_eq!(refused(&pool), B_ALONE);
 }
 
+/// A test that a process of which nothing but its goodbye is heard leaves the one that lives in doubt for a moment only.
+#[tokio::test]
+async fn a_goodbye_alone_of_a_process_with_another_size_ends_nobody_else() {
+    let pool = pool_of_a(settings()).await;
+    send(&pool, stores("b", 3, Some(16), 20)).await;
+    assert_eq!(refused(&pool), NOBODY);
+    let goodbye = Sent {
+        events: vec![Event::Goodbye],
+        ..stores("b", 4, Some(64), 20)
+    };
+    send(&pool, goodbye).await;
+    assert_eq!(refused(&pool), B_ALONE);
+    // Batches that tell no times are taken from the second one on.
+    for (seq, doubtful) in [(2, B_ALONE), (3, NOBODY)] {
+        let next = Sent {
+            seq,
+            ..stores("b", 3, Some(16), 20)
+        };
+        send(&pool, next).await;
+        assert_eq!(refused(&pool), doubtful, "batch {seq}");
+    }
+}
+
 #[tokio::test]
 async fn a_publisher_whose_epochs_are_not_believed_is_doubtful() {
     let pool = pool_of_a(LaneSettings {
