@@ -83,7 +83,11 @@ impl Holders {
             self.dropped.remove(&holder);
         }
         match self.relays.remove(&holder) {
-            Some(relay) => relay.say_goodbye().await,
+            Some(relay) => match relay.say_goodbye().await {
+                // The source is still followed.
+                Err(PublisherError::Connection(_)) => Ok(()),
+                said => said,
+            },
             None => Ok(()),
         }
     }
@@ -127,16 +131,17 @@ impl Holders {
     /// Ends all relays, which report the holders. With `says_goodbye` daemons forget the holders; otherwise daemons are told that
     /// the holders are no longer watched (out of sight).
     pub(super) async fn end(self, says_goodbye: bool) -> Result<(), PublisherError> {
+        let mut said = Ok(());
         for mut relay in self.relays.into_values() {
             match says_goodbye {
-                true => relay.say_goodbye().await?,
+                true => said = said.and(relay.say_goodbye().await),
                 false => {
                     relay.lost().await?;
                     relay.flush().await?;
                 }
             }
         }
-        Ok(())
+        said
     }
 }
 

@@ -13,14 +13,18 @@ impl Relay {
     }
 
     /// Ends the reports about the engine, and makes daemons forget the holder. If the NATS server refuses the goodbye
-    /// or does not answer, that is no error here: the bridge's status shows it.
+    /// or does not answer, that is no error here: the bridge's status shows it. If the server was away, no status shows
+    /// that for an engine that is followed no longer, so it is an error.
     pub(in super::super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
         if let Some(tap) = &self.tap {
             tap.clear();
         }
         self.tell().await?;
         self.note_end();
-        of_publisher_alone(self.publisher.say_goodbye().await)
+        match self.publisher.say_goodbye().await {
+            Err(error @ PublisherError::Connection(_)) => Err(error),
+            sent => of_publisher_alone(sent),
+        }
     }
 
     /// Ends the reports about the engine without a goodbye, and waits until the earlier messages have been sent. If

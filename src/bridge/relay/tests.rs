@@ -400,3 +400,33 @@ fn an_engine_that_clears_is_exact_in_metrics_too() {
     let exact = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"} 1";
     assert!(page.lines().any(|line| line == exact), "{page}");
 }
+
+#[tokio::test]
+async fn a_goodbye_that_no_server_can_take_is_an_error() {
+    let (broker, _batches) = heard().await;
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let begin = async || {
+        let way = Way {
+            nats: nats.clone().into(),
+            ..way(&broker, "gpu-0", Kin::default()).await
+        };
+        let blocks = Translator::new(TranslatorSettings::for_format(Format::Vllm));
+        started(blocks, way).await
+    };
+    let relay = begin().await;
+    let of_source = parking_lot::Mutex::new(Some(begin().await));
+    let mut holders = Holders::new(Box::new(move |_, _| {
+        let relay = of_source.lock().take();
+        Box::pin(async move { relay.ok_or_else(String::new) })
+    }));
+    let worker = WorkerName::new("gpu-0").unwrap();
+    holders.get(&worker, 0).await.unwrap();
+    nats.drain().await.unwrap();
+    while nats.flush().await.is_ok() {}
+    let said = relay.say_goodbye().await;
+    assert!(
+        matches!(said, Err(kvatlas_client::publish::PublisherError::Connection(_))),
+        "{said:?}"
+    );
+    holders.forget(&worker, 0).await.expect("the source goes on");
+}
