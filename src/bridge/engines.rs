@@ -12,7 +12,7 @@ mod republished;
 mod servers;
 mod shared;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,11 +47,11 @@ use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
 use super::refused::RefusedSubjects;
 use super::republish::{RepublishOptions, Republisher};
-use super::server::OriginServer;
+use super::server::{OriginServer, ServerHandle};
 use super::sources::SourceTask;
 use super::stalls::BridgeClock;
 use super::state::{KeptPlaces, Registered, StateDirectory};
-use awaited::RefusedAnnouncements;
+use awaited::{Announcement, GivenBy, RefusedEngine};
 use freed::Freed;
 use given::Given;
 use kept::KeptRegistrations;
@@ -149,6 +149,12 @@ impl FollowedEngine {
         })
     }
 
+    /// Whether the server of `handle` has reported the engine.
+    fn is_of(&self, handle: &ServerHandle) -> bool {
+        let origin = self.origin.as_ref();
+        origin.is_some_and(|origin| origin.handle.is_same(handle))
+    }
+
     fn set_profile(&mut self, profile: Profile) {
         if self.engine.profile != profile {
             self.profiles.send_replace(profile.clone());
@@ -217,19 +223,26 @@ struct BridgeState {
     /// Task of the lease, with the token that stops it.
     leasing: Option<(CancellationToken, JoinHandle<()>)>,
     kept: KeptRegistrations,
-    /// Announcements of engines that are refused.
-    refused: RefusedAnnouncements,
+    /// Engines that are refused, by those that give them.
+    refused: BTreeMap<GivenBy, Vec<RefusedEngine>>,
+    /// Announcements of engines that are not followed.
+    announced: BTreeMap<EngineKey, Announcement>,
     /// Engines that are no longer followed, until [`Bridge::fill`].
     freed: Vec<Freed>,
-    /// Engines that sources give and that a client has unregistered. Each stays away until its source reports again.
-    dismissed: BTreeSet<EngineKey>,
+    /// Engines that sources give and that a client has unregistered. Each stays away until no source gives it as it was.
+    dismissed: BTreeMap<EngineKey, GivenEngine>,
 }
 
 impl BridgeState {
     /// Stops following an engine. Its task ends with [`Bridge::fill`].
     fn remove(&mut self, key: &EngineKey) {
-        let removed = self.engines.remove(key);
-        self.freed.extend(removed.map(Freed::of_engine));
+        let Some(removed) = self.engines.remove(key) else {
+            return;
+        };
+        if removed.origin.is_none() {
+            self.dismiss(GivenEngine::Publisher(removed.engine.clone()));
+        }
+        self.freed.push(Freed::of_engine(removed));
     }
 
     /// Returns the engines that were registered and are followed, whether sources give them, too, or not.
@@ -339,6 +352,7 @@ impl Bridge {
         for key in &awaited {
             self.announce_server(&mut state, key);
         }
+        self.fill(&mut state);
         drop(state);
         self.spawn_source(self.clone().carry_out_commands(nats.clone()));
         self.spawn_source(self.clone().tend_state());
@@ -357,13 +371,12 @@ impl Bridge {
             let mut state = self.inner.state.lock();
             state.is_stopping = true;
             self.inner.stop.cancel();
-            for server in state.servers.values_mut() {
+            for server in state.servers.values() {
                 server.stop.cancel();
-                if let Some(announcement) = server.announcement.take() {
-                    announcement.end(says_goodbye);
-                }
             }
-            state.end_refused(says_goodbye, |_| true);
+            for (_, announcement) in std::mem::take(&mut state.announced) {
+                announcement.end(says_goodbye);
+            }
             for followed in state.engines.values() {
                 followed.end(says_goodbye);
             }

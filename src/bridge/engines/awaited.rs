@@ -6,6 +6,7 @@
 //! somebody is missing. An engine is not announced if its name or its address is taken: mostly it is the same engine,
 //! described twice.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,38 +17,81 @@ use kvatlas_core::wire::ModelKey;
 use kvatlas_engines::Format;
 use tokio_util::sync::CancellationToken;
 
-use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, RegisterRefusal, ServerKey};
+use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, ServerKey};
+use kvatlas_telemetry::log_gated;
 
 use super::super::check::check_block_size;
 use super::super::progress::log_untold;
-use super::super::server::ServerHandle;
-use super::presumed::presumed;
+use super::super::server::{OriginServer, ServerHandle};
+use super::freed::Freed;
+use super::presumed::{key_of_server, presumed, presumed_key};
 use super::{Bridge, BridgeState, Inner};
 
-/// Maximum number of models of which a refused engine is announced.
-const REFUSED_MODELS_MAX: usize = 64;
+/// Least bound on the models of which a refused engine is announced. Where more engines may be followed, that is the bound.
+const ANNOUNCED_MIN: usize = 64;
 /// Pause between two looks whether the server of an announced engine is there.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Party that gives engines which the bridge refuses: a source, a server that has told its publishers, or clients.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Party that gives engines which are announced: a source, a server that has told its publishers, or clients.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GivenBy {
     Source(String),
     Server(ServerKey),
     /// Registrations with earlier or other bridges.
     Registrations,
+    /// A server that has not told its publishers yet. The bridge refuses none of them.
+    Awaited(ServerKey),
 }
 
-/// Announcement of an engine that the bridge refuses.
-#[derive(Debug)]
-pub(super) struct RefusedAnnouncement {
-    by: GivenBy,
-    pub(super) announcement: Announcement,
+/// Engine that the bridge refuses.
+pub(super) struct RefusedEngine {
+    pub(super) engine: GivenEngine,
+    pub(super) key: EngineKey,
+    /// Refusal at the last attempt; `None` if there was no attempt yet.
+    pub(super) refusal: Option<RegisterRefusal>,
+    /// Server that has told the engine; `None` if a source gives it.
+    pub(super) origin: Option<OriginServer>,
 }
 
-impl RefusedAnnouncement {
-    pub(super) fn key(&self) -> &EngineKey {
-        &self.announcement.key
+impl RefusedEngine {
+    pub(super) fn new(engine: GivenEngine, refusal: Option<RegisterRefusal>) -> Self {
+        Self {
+            key: presumed_key(&engine),
+            engine,
+            refusal,
+            origin: None,
+        }
+    }
+
+    /// Whether the engine may be announced: it is not one that is followed under another name or description, and its model
+    /// and block size are given.
+    fn may_be_announced(&self) -> bool {
+        let is_described = match &self.engine {
+            GivenEngine::Publisher(_) => true,
+            GivenEngine::Server(server) => server.block_size.is_some() && server.model.is_some(),
+        };
+        let is_left_out = matches!(
+            self.refusal,
+            Some(RegisterRefusal::TooMany { .. } | RegisterRefusal::OtherBlockSize { .. })
+        );
+        is_described && is_left_out
+    }
+
+    /// Returns the engine as it is announced, with the block size that its model has here, and the words that say why it is
+    /// not followed. They are short enough for a label.
+    fn announced(&self) -> Option<(NewEngine, String)> {
+        let mut engine = match &self.engine {
+            GivenEngine::Publisher(engine) => engine.clone(),
+            GivenEngine::Server(server) => presumed(server, server.profile.clone())?,
+        };
+        let why = match self.refusal.as_ref()? {
+            RegisterRefusal::OtherBlockSize { asked, in_force, .. } => {
+                engine.block_size = *in_force;
+                format!("block_size is {asked}, but its model has blocks of {in_force} tokens here")
+            }
+            other => other.to_string(),
+        };
+        Some((engine, format!("it is not followed: {why}")))
     }
 }
 
@@ -68,14 +112,11 @@ impl ToldHolder {
     }
 }
 
-/// Announcements of engines that the bridge refuses, one for each model.
-pub(super) type RefusedAnnouncements = Vec<RefusedAnnouncement>;
-
 /// Report to daemons that the state of an engine is not known. The bridge repeats the report until the server that the
 /// engine runs in has told how to follow the engine's events.
 #[derive(Debug)]
 pub(super) struct Announcement {
-    key: EngineKey,
+    pub(super) by: GivenBy,
     pub(super) block_size: u32,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
@@ -84,6 +125,11 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
+    /// Whether the bridge refuses the engine.
+    pub(super) fn is_refused(&self) -> bool {
+        !matches!(self.by, GivenBy::Awaited(_))
+    }
+
     pub(super) fn holder(&self) -> ToldHolder {
         ToldHolder {
             is_pool: false,
@@ -119,85 +165,46 @@ impl Bridge {
         let Some(mut engine) = asked.awaited() else {
             return;
         };
-        let server = Some(asked.handle.clone());
         let namespaces = self.inner.options.namespaces.as_ref();
         let is_refused = namespaces.is_some_and(|namespaces| check_block_size(&engine, namespaces).is_err());
-        let mut announced = state.refused.iter().map(RefusedAnnouncement::key);
-        if is_refused || state.engines.contains_key(&engine.key) || announced.any(|key| *key == engine.key) {
+        let is_known = state.engines.contains_key(&engine.key) || state.announced.contains_key(&engine.key);
+        if is_refused || is_known {
             return;
         }
         engine.block_size = state.size_in_force(&engine);
-        let awaited = Announced {
-            engine,
-            trouble: "its server has not told how to follow it".to_owned(),
-            server,
-        };
-        let announcement = self.spawn_announcement(state, awaited);
-        if let Some(asked) = state.servers.get_mut(key) {
-            asked.announcement = announcement;
-        }
+        let trouble = "its server has not told how to follow it".to_owned();
+        self.spawn_announcement(state, GivenBy::Awaited(key.clone()), engine, trouble);
     }
 
-    /// Announces a refused engine for each model of which none is announced yet. `refused` has the engines that `by`
-    /// gives now and that are not followed. Ends the announcements of other engines that `by` has given.
-    pub(super) fn announce_refused(
-        &self,
-        state: &mut BridgeState,
-        by: &GivenBy,
-        refused: &[(NewEngine, RegisterRefusal)],
-    ) {
-        let still = |key: &EngineKey| refused.iter().any(|(engine, _)| engine.key == *key);
-        state.end_refused(true, |announced| announced.by == *by && !still(announced.key()));
-        for (engine, refusal) in refused {
-            let Some(mut engine) = announced_size(engine, refusal) else {
-                continue;
-            };
+    /// Announces a refused engine of each model for which none stands. Returns the announcements of engines that are no
+    /// longer refused, which end with that.
+    pub(super) fn announce_refused(&self, state: &mut BridgeState) -> Vec<Freed> {
+        let ended = state.take_ended();
+        for (by, (mut engine, trouble)) in state.missing(self.inner.options.engines_max) {
             engine.block_size = state.size_in_force(&engine);
-            let mut refused = state.refused.iter();
-            let is_known = state.told_holder(&engine.key).is_some()
-                || refused.any(|announced| state.stands_for(announced, &engine.key.model));
-            if is_known || state.refused.len() >= REFUSED_MODELS_MAX {
-                continue;
-            }
-            let told = Announced {
-                engine,
-                trouble: trouble_of(refusal),
-                server: state.handle_of(by),
-            };
-            if let Some(announcement) = self.spawn_announcement(state, told) {
-                let by = by.clone();
-                state.refused.push(RefusedAnnouncement { by, announcement });
-            }
+            self.spawn_announcement(state, by, engine, trouble);
         }
+        ended
     }
 
-    /// Does what [`Self::announce_refused`] does, with engines as they were given.
-    pub(super) fn announce_refused_given(
-        &self,
-        state: &mut BridgeState,
-        by: &GivenBy,
-        refused: &[(&GivenEngine, RegisterRefusal)],
-    ) {
-        let announced = |(engine, refusal): &(&GivenEngine, RegisterRefusal)| {
-            let engine = match engine {
-                GivenEngine::Publisher(engine) => engine.clone(),
-                GivenEngine::Server(server) => presumed(server, server.profile.clone())?,
-            };
-            Some((engine, refusal.clone()))
+    /// Begins to announce an engine. Does nothing before the bridge is started, and once it is stopped.
+    fn spawn_announcement(&self, state: &mut BridgeState, by: GivenBy, engine: NewEngine, trouble: String) {
+        let Some(nats) = state.nats.clone().filter(|_| !state.is_stopping) else {
+            return;
         };
-        let refused: Vec<_> = refused.iter().filter_map(announced).collect();
-        self.announce_refused(state, by, &refused);
-    }
-
-    /// Begins to announce an engine. Returns `None` before the bridge is started, and once it is stopped.
-    fn spawn_announcement(&self, state: &BridgeState, announced: Announced) -> Option<Announcement> {
-        let nats = state.nats.clone().filter(|_| !state.is_stopping)?;
+        let server = state.handle_of(&by);
+        let key = engine.key.clone();
         let announcement = Announcement {
-            key: announced.engine.key.clone(),
-            block_size: announced.engine.block_size,
+            by,
+            block_size: engine.block_size,
             stop: CancellationToken::new(),
             says_goodbye: Arc::default(),
             ended: CancellationToken::new(),
+        };
+        let announced = Announced {
+            engine,
+            trouble,
+            server,
         };
         let inner = Arc::clone(&self.inner);
         let (stop, says_goodbye) = (announcement.stop.clone(), Arc::clone(&announcement.says_goodbye));
@@ -209,7 +216,7 @@ impl Bridge {
             }
         };
         self.inner.tasks.spawn_on(task, &self.inner.runtime);
-        Some(announcement)
+        state.announced.insert(key, announcement);
     }
 
     /// Ends the announcement of a server's engine, and waits for its end. Daemons forget the engine, unless its key is
@@ -217,11 +224,14 @@ impl Bridge {
     pub(crate) async fn end_announcement(&self, handle: &ServerHandle, told: &[EngineKey]) {
         let ended = {
             let mut state = self.inner.state.lock();
-            let asked = state.servers.get_mut(&handle.server.key());
-            let asked = asked.filter(|asked| asked.handle.is_same(handle));
-            let announcement = asked.and_then(|asked| asked.announcement.take());
-            announcement.map(|announcement| {
-                let is_told = told.contains(&announcement.key);
+            let asked = state.servers.get(&handle.server.key());
+            let is_asked = asked.is_some_and(|asked| asked.handle.is_same(handle));
+            let announced = is_asked.then(|| state.take_awaited(&handle.server)).flatten();
+            announced.map(|(key, announcement)| {
+                let is_told = told.contains(&key) || {
+                    self.fill(&mut state);
+                    state.told_holder(&key) == Some(announcement.holder())
+                };
                 announcement.end(!is_told)
             })
         };
@@ -235,34 +245,54 @@ impl BridgeState {
     /// Ends the announcement of an engine that is followed from now on, whether its server or another source has told
     /// how.
     pub(super) fn end_announcement_of(&mut self, key: &EngineKey) {
-        for asked in self.servers.values_mut() {
-            let is_it = |announcement: &mut Announcement| announcement.key == *key;
-            if let Some(announcement) = asked.announcement.take_if(is_it) {
-                announcement.end(false);
-            }
+        if let Some(announcement) = self.announced.remove(key) {
+            announcement.end(false);
         }
-        self.end_refused(false, |announced| announced.key() == key);
     }
 
-    /// Returns the announcements of engines that are not followed.
-    fn announcements(&self) -> impl Iterator<Item = &Announcement> {
-        let awaited = self
-            .servers
-            .values()
-            .filter_map(|asked| asked.announcement.as_ref());
-        awaited.chain(self.refused.iter().map(|refused| &refused.announcement))
+    /// Removes and returns the announcement of a server whose engine is awaited.
+    pub(super) fn take_awaited(&mut self, server: &NewServer) -> Option<(EngineKey, Announcement)> {
+        let key = key_of_server(server);
+        let announced = self.announced.get(&key);
+        announced.filter(|told| told.by == GivenBy::Awaited(server.key()))?;
+        self.announced.remove_entry(&key)
+    }
+
+    /// Removes and returns the announcements of engines that are no longer refused.
+    fn take_ended(&mut self) -> Vec<Freed> {
+        let refused: BTreeSet<(&GivenBy, &EngineKey)> = self
+            .to_announce()
+            .map(|(by, refused)| (by, &refused.key))
+            .collect();
+        let is_over =
+            |key: &EngineKey, told: &Announcement| told.is_refused() && !refused.contains(&(&told.by, key));
+        let announced = self.announced.iter();
+        let over = announced.filter(|(key, told)| is_over(key, told));
+        let over: Vec<EngineKey> = over.map(|(key, _)| key.clone()).collect();
+        let ended = over.iter().filter_map(|key| self.announced.remove_entry(key));
+        ended
+            .map(|(key, announcement)| Freed::of_announced(key, String::new(), Some(announcement)))
+            .collect()
+    }
+
+    /// Returns the refused engines that may be announced, each with the party that gives it.
+    fn to_announce(&self) -> impl Iterator<Item = (&GivenBy, &RefusedEngine)> {
+        let given = self.refused.iter();
+        let given = given.flat_map(|(by, refused)| refused.iter().map(move |refused| (by, refused)));
+        let kept = self
+            .kept
+            .refused()
+            .map(|refused| (&GivenBy::Registrations, refused));
+        given
+            .chain(kept)
+            .filter(|(_, refused)| refused.may_be_announced())
     }
 
     /// Returns the holder of the engine that is followed or announced under `key`; `None` if there is none.
     pub(super) fn told_holder(&self, key: &EngineKey) -> Option<ToldHolder> {
         match self.engines.get(key) {
             Some(followed) => ToldHolder::of_engine(&followed.engine),
-            None => {
-                let mut announced = self.announcements();
-                announced
-                    .find(|announced| announced.key == *key)
-                    .map(Announcement::holder)
-            }
+            None => self.announced.get(key).map(Announcement::holder),
         }
     }
 
@@ -270,74 +300,53 @@ impl BridgeState {
     /// announced. Its own size could shut the others out, where daemons take the size that they hear of first.
     fn size_in_force(&self, engine: &NewEngine) -> u32 {
         let model = &engine.key.model;
-        let announced = || {
-            self.announcements()
-                .find(|announced| announced.key.model == *model)
-        };
-        let in_force = self.size_of(model).or_else(|| Some(announced()?.block_size));
+        let announced = || self.announced.iter().find(|(key, _)| key.model == *model);
+        let in_force = self.size_of(model).or_else(|| Some(announced()?.1.block_size));
         in_force.unwrap_or(engine.block_size)
     }
 
-    /// Whether an announced engine stands for all refused engines of `model`: it is of that model. Daemons are not told for
-    /// ever of one whose server is not there, so that one stands for no other.
-    fn stands_for(&self, announced: &RefusedAnnouncement, model: &ModelKey) -> bool {
-        let server = self.handle_of(&announced.by);
-        announced.key().model == *model && server.is_none_or(|server| server.is_there())
+    /// Returns a refused engine to announce of each model for which none stands, with the party that gives it and the words for
+    /// it. An announced engine stands for its model. Daemons are not told for ever of one whose server is not there: that one
+    /// stands only for others whose servers are not there, either.
+    fn missing(&self, engines_max: usize) -> Vec<(GivenBy, (NewEngine, String))> {
+        let told = self.announced.iter().filter(|(_, told)| told.is_refused());
+        let told: Vec<(&GivenBy, &ModelKey)> = told.map(|(key, told)| (&told.by, &key.model)).collect();
+        let mut room = engines_max.max(ANNOUNCED_MIN).saturating_sub(told.len());
+        let mut missing = Vec::new();
+        let mut stand: BTreeSet<&ModelKey> = BTreeSet::new();
+        for is_there in [true, false] {
+            let standing = told.iter().filter(|(by, _)| self.is_there(by) == is_there);
+            stand.extend(standing.map(|(_, model)| model));
+            for (by, refused) in self.to_announce().filter(|(by, _)| self.is_there(by) == is_there) {
+                let model = &refused.key.model;
+                if stand.contains(model) || self.told_holder(&refused.key).is_some() {
+                    continue;
+                }
+                if room == 0 {
+                    log_gated!(warn "daemons do not know that engines of a model are not followed: too many are announced"; %model);
+                    return missing;
+                }
+                if let Some(announced) = refused.announced() {
+                    room -= 1;
+                    stand.insert(model);
+                    missing.push((by.clone(), announced));
+                }
+            }
+        }
+        missing
+    }
+
+    /// Whether the server that `by` is is there. Sources and clients are.
+    fn is_there(&self, by: &GivenBy) -> bool {
+        self.handle_of(by).is_none_or(|server| server.is_there())
     }
 
     /// Returns the server that `by` is; `None` if it is none.
     fn handle_of(&self, by: &GivenBy) -> Option<ServerHandle> {
         match by {
             GivenBy::Source(_) | GivenBy::Registrations => None,
-            GivenBy::Server(key) => Some(self.servers.get(key)?.handle.clone()),
+            GivenBy::Server(key) | GivenBy::Awaited(key) => Some(self.servers.get(key)?.handle.clone()),
         }
-    }
-
-    /// Whether a refused engine is announced that `by` has given.
-    pub(super) fn announces_refused_of(&self, by: &GivenBy) -> bool {
-        self.refused.iter().any(|announced| announced.by == *by)
-    }
-
-    /// Ends all announcements of refused engines that `by` has given.
-    pub(super) fn end_refused_of(&mut self, by: &GivenBy) {
-        self.end_refused(true, |announced| announced.by == *by);
-    }
-
-    /// Ends the announcements of refused engines for which `is_meant` holds. With `says_goodbye`, daemons forget the engines.
-    pub(super) fn end_refused(
-        &mut self,
-        says_goodbye: bool,
-        mut is_meant: impl FnMut(&RefusedAnnouncement) -> bool,
-    ) {
-        for ended in self.refused.extract_if(.., |announced| is_meant(announced)) {
-            ended.announcement.end(says_goodbye);
-        }
-    }
-}
-
-/// Returns a refused engine as it is announced: with the block size that its model has here. `None` if it must not be
-/// announced.
-fn announced_size(engine: &NewEngine, refusal: &RegisterRefusal) -> Option<NewEngine> {
-    let mut engine = engine.clone();
-    match refusal {
-        RegisterRefusal::TooMany { .. } => Some(engine),
-        RegisterRefusal::OtherBlockSize { in_force, .. } => {
-            engine.block_size = *in_force;
-            Some(engine)
-        }
-        _ => None,
-    }
-}
-
-/// Returns the words that say why an engine is not followed. They are short enough for a label.
-fn trouble_of(refusal: &RegisterRefusal) -> String {
-    match refusal {
-        RegisterRefusal::OtherBlockSize { asked, in_force, .. } => {
-            format!(
-                "it is not followed: block_size is {asked}, but its model has blocks of {in_force} tokens here"
-            )
-        }
-        other => format!("it is not followed: {other}"),
     }
 }
 

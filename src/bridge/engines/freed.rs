@@ -4,12 +4,9 @@
 //! now. So the bridge tries the refused ones before it tells daemons that an engine is gone. Daemons would otherwise give exact
 //! answers that leave out whatever has the name from then on.
 
-use std::collections::BTreeMap;
+use kvatlas_process::registry::{Connection, EngineKey, GivenEngine, NewEngine, NewServer};
 
-use kvatlas_process::registry::{Connection, EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal};
-
-use super::awaited::{GivenBy, ToldHolder};
-use super::presumed::presumed_key;
+use super::awaited::{Announcement, GivenBy, RefusedEngine, ToldHolder};
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engine that is no longer followed, or whose server is no longer asked. Its task goes on until [`Bridge::fill`].
@@ -18,8 +15,6 @@ pub(super) struct Freed {
     pub(super) endpoint: String,
     /// The engine's holder; `None` if it may have several.
     pub(super) holder: Option<ToldHolder>,
-    /// The engine as a source may give it; `None` if a server had told it. The source has to give it anew.
-    pub(super) given: Option<GivenEngine>,
     /// Function that ends the engine's task, with or without a goodbye.
     pub(super) end: Box<dyn FnOnce(bool) + Send>,
 }
@@ -33,11 +28,21 @@ impl Freed {
             key: engine.key.clone(),
             endpoint: engine.endpoint.clone(),
             holder,
-            given: followed
-                .origin
-                .is_none()
-                .then(|| GivenEngine::Publisher(engine.clone())),
             end: Box::new(move |says_goodbye| followed.end(says_goodbye)),
+        }
+    }
+
+    /// Makes an engine that is announced no longer.
+    pub(super) fn of_announced(key: EngineKey, endpoint: String, announcement: Option<Announcement>) -> Self {
+        Self {
+            key,
+            endpoint,
+            holder: announcement.as_ref().map(Announcement::holder),
+            end: Box::new(move |says_goodbye| {
+                if let Some(announcement) = announcement {
+                    announcement.end(says_goodbye);
+                }
+            }),
         }
     }
 
@@ -50,19 +55,6 @@ impl Freed {
     fn has_name_of(&self, server: &NewServer) -> bool {
         self.key.instance == server.instance && self.key.model == server.key().cache()
     }
-
-    /// Whether `engine` has the settings that this engine had.
-    fn was(&self, engine: &GivenEngine) -> bool {
-        match (&self.given, engine) {
-            (Some(GivenEngine::Publisher(old)), GivenEngine::Publisher(engine)) => {
-                old.key == engine.key && old.is_followed_like(engine)
-            }
-            (Some(GivenEngine::Server(old)), GivenEngine::Server(server)) => {
-                old.key() == server.key() && old.is_asked_like(server)
-            }
-            _ => false,
-        }
-    }
 }
 
 /// Whether one of the engines in `freed` had the name or the address of `engine`, or the name of the server that it is.
@@ -73,79 +65,68 @@ fn takes_place(freed: &[Freed], engine: &GivenEngine) -> bool {
     })
 }
 
-impl BridgeState {
-    /// Returns the engines that sources give and that are not followed, each with its source. Those with the names or the
-    /// addresses of engines in `freed` come first. An engine that was unregistered is not among them.
-    fn refused_given(&mut self, freed: &[Freed]) -> Vec<(String, GivenEngine)> {
-        let given = self.given.all_of(
-            |engine| !self.engines.contains_key(&engine.key),
-            |server| !self.servers.contains_key(&server.key()),
-        );
-        let was_followed = |(_, engine): &(String, GivenEngine)| freed.iter().any(|freed| freed.was(engine));
-        let (unregistered, mut refused): (Vec<_>, Vec<_>) = given.into_iter().partition(was_followed);
-        let unregistered = unregistered.iter().map(|(_, engine)| presumed_key(engine));
-        self.dismissed.extend(unregistered);
-        refused.retain(|(_, engine)| !self.dismissed.contains(&presumed_key(engine)));
-        refused.sort_by_key(|(_, engine)| !takes_place(freed, engine));
-        refused
-    }
-}
-
 impl Bridge {
-    /// Follows refused engines in the place of those that were freed, and ends the tasks of the latter. Daemons forget an
-    /// engine, unless one with its name is followed or announced from now on. Call it before the lock on the state is
-    /// released.
+    /// Follows refused engines in the place of those that were freed, announces one of each model that is refused still, and
+    /// ends the tasks of the former. Daemons forget an engine, unless one with its name is followed or announced from now on.
+    /// Call it before the lock on the state is released.
     pub(super) fn fill(&self, state: &mut BridgeState) {
-        let freed = std::mem::take(&mut state.freed);
-        if freed.is_empty() {
-            return;
+        let mut freed = std::mem::take(&mut state.freed);
+        if !freed.is_empty() {
+            self.try_refused(state, &freed, |by| matches!(by, GivenBy::Source(_)));
+            self.take_up(state, |engine| takes_place(&freed, engine));
+            self.try_refused(state, &freed, |by| matches!(by, GivenBy::Server(_)));
         }
-        self.fill_from_sources(state, &freed);
-        self.take_up(state, |engine| takes_place(&freed, engine));
-        self.fill_from_servers(state);
+        freed.extend(self.announce_refused(state));
         for Freed { key, holder, end, .. } in freed {
             let is_taken = holder.is_some() && state.told_holder(&key) == holder;
             end(!is_taken);
         }
+        self.count(state);
     }
 
-    /// Follows the refused engines of sources for which there is room now. Announces those that are refused again: one that
-    /// is followed no longer stands for the others.
-    fn fill_from_sources(&self, state: &mut BridgeState, freed: &[Freed]) {
-        let mut refused: BTreeMap<String, Vec<(GivenEngine, RegisterRefusal)>> = BTreeMap::new();
-        for (source, engine) in state.refused_given(freed) {
-            let refusal = self.follow_in(state, engine.clone()).err();
-            let of_source = refused.entry(source).or_default();
-            of_source.extend(refusal.map(|refusal| (engine, refusal)));
-        }
-        for (source, refused) in refused {
-            let refused = refused.iter().map(|(engine, refusal)| (engine, refusal.clone()));
-            let refused: Vec<_> = refused.collect();
-            self.announce_refused_given(state, &GivenBy::Source(source), &refused);
-        }
-    }
-
-    /// Follows the refused publishers of servers, and announces the others, as with the engines of sources. A server that
-    /// does not answer may be gone, so its publishers wait for its next answer.
-    fn fill_from_servers(&self, state: &mut BridgeState) {
-        let answering = state.servers.values().filter(|asked| asked.handle.answers());
-        let told: Vec<_> = answering
-            .map(|asked| (asked.handle.clone(), asked.refused.clone()))
-            .collect();
-        for (handle, mut refused) in told {
-            refused.retain(|(engine, _)| !state.engines.contains_key(&engine.key));
-            if refused.is_empty() {
-                continue;
+    /// Follows the refused engines for which there is room now, those with the names or the addresses of engines in `freed`
+    /// first. One that was unregistered stays away.
+    fn try_refused(&self, state: &mut BridgeState, freed: &[Freed], is_meant: impl Fn(&GivenBy) -> bool) {
+        let mut refused = std::mem::take(&mut state.refused);
+        for is_first in [true, false] {
+            for (_, refused) in refused.iter_mut().filter(|(by, _)| is_meant(by)) {
+                refused.retain_mut(|refused| {
+                    takes_place(freed, &refused.engine) != is_first || self.is_refused_again(state, refused)
+                });
             }
-            let refused = refused.into_iter().filter_map(|(engine, origin)| {
-                let refusal = self.add(state, engine.clone(), Some(origin)).err()?;
-                Some((engine, refusal))
-            });
-            let refused: Vec<_> = refused.collect();
-            // The server is asked again before anything of it is believed.
-            state.list_publishers(&handle);
-            self.announce_refused(state, &GivenBy::Server(handle.server.key()), &refused);
         }
+        state.refused = refused;
+    }
+
+    /// Tries a refused engine again, and returns whether it is refused still. A server that does not answer may be gone, so
+    /// its publishers wait for its next answer.
+    fn is_refused_again(&self, state: &mut BridgeState, refused: &mut RefusedEngine) -> bool {
+        if refused.origin.is_none() && state.is_dismissed(&refused.engine) {
+            return false;
+        }
+        let (is_known, count) = match &refused.engine {
+            GivenEngine::Publisher(engine) => (state.engines.contains_key(&engine.key), state.engines.len()),
+            GivenEngine::Server(server) => (state.servers.contains_key(&server.key()), state.servers.len()),
+        };
+        let origin = refused.origin.clone();
+        let is_away = origin.as_ref().is_some_and(|origin| !origin.handle.answers());
+        // Without room, what is not known is refused.
+        if is_known || is_away || count >= self.inner.options.engines_max {
+            return true;
+        }
+        let tried = match (refused.engine.clone(), origin) {
+            (GivenEngine::Publisher(mut engine), Some(origin)) => {
+                let handle = origin.handle.clone();
+                engine.profile = handle.profile();
+                let tried = self.add(state, engine, Some(origin));
+                // The server is asked again before anything of it is believed.
+                state.list_publishers(&handle);
+                tried
+            }
+            (engine, _) => self.follow_in(state, engine),
+        };
+        refused.refusal = tried.err();
+        refused.refusal.is_some()
     }
 }
 

@@ -9,8 +9,9 @@ use kvatlas_process::registry::{
 
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
-use super::awaited::GivenBy;
-use super::presumed::{key_of_server, presumed_key};
+use super::awaited::{GivenBy, RefusedEngine};
+use super::presumed::presumed_key;
+use super::servers::AskedServer;
 use super::{Bridge, BridgeState, FollowedEngine};
 
 /// Engines of one source, by name. Of two engines with one name, only the first is in the set. The bridge refuses the
@@ -39,12 +40,6 @@ impl Set {
         set
     }
 
-    /// Whether this set has an engine with the presumed key `key`.
-    fn has_key(&self, key: &EngineKey) -> bool {
-        let mut servers = self.servers.values();
-        self.publishers.contains_key(key) || servers.any(|server| key_of_server(server) == *key)
-    }
-
     /// Whether this set has `engine`, with the settings by which it is followed.
     fn has_publisher(&self, engine: &NewEngine) -> bool {
         let given = self.publishers.get(&engine.key);
@@ -55,6 +50,14 @@ impl Set {
     fn has_server(&self, server: &NewServer) -> bool {
         let given = self.servers.get(&server.key());
         given.is_some_and(|given| given.is_asked_like(server))
+    }
+
+    /// Whether this set has `engine`, with the settings by which it is followed.
+    fn has(&self, engine: &GivenEngine) -> bool {
+        match engine {
+            GivenEngine::Publisher(engine) => self.has_publisher(engine),
+            GivenEngine::Server(server) => self.has_server(server),
+        }
     }
 
     fn endpoints(&self) -> impl Iterator<Item = &str> {
@@ -84,40 +87,24 @@ impl Given {
         self.0.values().any(|set| set.has_server(server))
     }
 
-    /// Returns the engines that sources give under the names in `dropped`, each with its source.
-    fn named_like(&self, dropped: &Set) -> Vec<(String, GivenEngine)> {
-        self.all_of(
-            |engine| dropped.publishers.contains_key(&engine.key),
-            |server| dropped.servers.contains_key(&server.key()),
-        )
-    }
-
-    /// Returns the publishers and the servers that sources give and that are meant, each with its source.
-    pub(super) fn all_of(
-        &self,
-        is_publisher_meant: impl Fn(&NewEngine) -> bool,
-        is_server_meant: impl Fn(&NewServer) -> bool,
-    ) -> Vec<(String, GivenEngine)> {
-        let mut meant = Vec::new();
-        for (source, set) in &self.0 {
-            let publishers = set
+    /// Returns the engines that sources give under the names in `dropped`.
+    fn named_like(&self, dropped: &Set) -> Vec<GivenEngine> {
+        let mut named = Vec::new();
+        for set in self.0.values() {
+            let publishers = dropped
                 .publishers
-                .values()
-                .filter(|engine| is_publisher_meant(engine));
-            let servers = set.servers.values().filter(|server| is_server_meant(server));
-            let publishers = publishers.cloned().map(GivenEngine::Publisher);
-            let engines = publishers.chain(servers.cloned().map(GivenEngine::Server));
-            meant.extend(engines.map(|engine| (source.clone(), engine)));
+                .keys()
+                .filter_map(|key| set.publishers.get(key));
+            let servers = dropped.servers.keys().filter_map(|key| set.servers.get(key));
+            named.extend(publishers.cloned().map(GivenEngine::Publisher));
+            named.extend(servers.cloned().map(GivenEngine::Server));
         }
-        meant
+        named
     }
 
     /// Whether flags, files or discovery give `engine`, with the same settings.
     pub(super) fn has(&self, engine: &GivenEngine) -> bool {
-        match engine {
-            GivenEngine::Publisher(engine) => self.has_publisher(engine),
-            GivenEngine::Server(server) => self.has_server(server),
-        }
+        self.0.values().any(|set| set.has(engine))
     }
 
     /// Whether `source` gives this server, with the same settings for asking it as in `server`.
@@ -159,8 +146,8 @@ impl Bridge {
         let mut before = state.given.0.remove(source).unwrap_or_default();
         let now = Set::new(engines);
         state.given.0.insert(source.to_owned(), now.clone());
-        let reported = |key: &EngineKey| before.has_key(key) || now.has_key(key);
-        state.dismissed.retain(|key| !reported(key));
+        let BridgeState { dismissed, given, .. } = &mut *state;
+        dismissed.retain(|_, engine| given.has(engine));
         let ended = state.end_changed(&before, &now);
         for engine in &ended {
             let meant = MeantEngines::One(presumed_key(engine));
@@ -168,7 +155,7 @@ impl Bridge {
             self.share(engine.clone(), false);
         }
         for key in before.servers.keys() {
-            self.release_server(&mut state, key);
+            state.release_server(key);
         }
         for key in before.publishers.keys() {
             state.release(key);
@@ -177,16 +164,25 @@ impl Bridge {
         before
             .publishers
             .retain(|key, _| !now.publishers.contains_key(key));
-        let refused: Vec<(&GivenEngine, RegisterRefusal)> = engines
-            .iter()
-            .filter_map(|engine| Some((engine, self.follow_in(&mut state, engine.clone()).err()?)))
-            .collect();
-        for (_, other) in state.given.named_like(&before) {
-            // The other source tries an engine that is refused here again.
-            let _ = self.follow_in(&mut state, other);
+        let mut refused = Vec::new();
+        for engine in engines {
+            if !state.is_dismissed(engine)
+                && let Err(refusal) = self.follow_in(&mut state, engine.clone())
+            {
+                refused.push((engine, refusal));
+            }
         }
+        for other in state.given.named_like(&before) {
+            if !state.is_dismissed(&other) {
+                // The other source tries an engine that is refused here again.
+                let _ = self.follow_in(&mut state, other);
+            }
+        }
+        let kept = refused.iter().filter(|(engine, _)| now.has(engine));
+        let kept = kept
+            .map(|(engine, refusal)| RefusedEngine::new(GivenEngine::clone(engine), Some(refusal.clone())));
         let by = GivenBy::Source(source.to_owned());
-        self.announce_refused_given(&mut state, &by, &refused);
+        state.refused.insert(by, kept.collect());
         self.fill(&mut state);
         drop(state);
         if !ended.is_empty() {
@@ -195,17 +191,6 @@ impl Bridge {
         match refused.is_empty() {
             true => Ok(()),
             false => Err(refused.into_iter().map(|(_, refusal)| refusal).collect()),
-        }
-    }
-
-    /// Stops asking a server that was not registered and that no source gives with its present settings.
-    pub(super) fn release_server(&self, state: &mut BridgeState, key: &ServerKey) {
-        let asked = state.servers.get(key);
-        if asked
-            .is_some_and(|asked| asked.registered.is_none() && !state.given.has_server(&asked.handle.server))
-        {
-            state.end_server(key);
-            self.count(state);
         }
     }
 }
@@ -235,6 +220,31 @@ impl BridgeState {
             }
         }
         ended
+    }
+
+    /// Stops asking a server that was not registered and that no source gives with its present settings.
+    pub(super) fn release_server(&mut self, key: &ServerKey) {
+        let is_held =
+            |asked: &AskedServer| asked.registered.is_some() || self.given.has_server(&asked.handle.server);
+        if !self.servers.get(key).is_none_or(is_held) {
+            self.end_server(key);
+        }
+    }
+
+    /// Notes that `engine` is no longer followed. One that a source gives was unregistered by a client.
+    pub(super) fn dismiss(&mut self, engine: GivenEngine) {
+        if self.given.has(&engine) {
+            self.dismissed.insert(presumed_key(&engine), engine);
+        }
+    }
+
+    /// Whether `engine`, which a source gives, stays away because a client has unregistered it.
+    pub(super) fn is_dismissed(&self, engine: &GivenEngine) -> bool {
+        let is_followed = match engine {
+            GivenEngine::Publisher(engine) => self.engines.contains_key(&engine.key),
+            GivenEngine::Server(server) => self.servers.contains_key(&server.key()),
+        };
+        !is_followed && self.dismissed.contains_key(&presumed_key(engine))
     }
 
     /// Stops following an engine that was not registered and that no source gives with its present settings. An engine

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use kvatlas_process::registry::{GivenEngine, MeantEngines, NewEngine, RegisterRefusal};
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
-use super::awaited::GivenBy;
+use super::awaited::RefusedEngine;
 use super::lifetimes::Lifetime;
 use super::presumed::presumed_key;
 use super::{Bridge, BridgeState, Inner};
@@ -38,9 +38,7 @@ pub(super) struct KeptRegistrations {
 
 /// Registration with an earlier or another bridge that is not followed.
 struct KeptRegistration {
-    engine: GivenEngine,
-    /// Refusal at the last attempt; `None` if there was no attempt yet.
-    refusal: Option<RegisterRefusal>,
+    tried: RefusedEngine,
     lifetime: Lifetime,
 }
 
@@ -48,8 +46,7 @@ impl KeptRegistration {
     fn new(engine: GivenEngine, refusal: Option<RegisterRefusal>) -> Self {
         let lifetime = Lifetime::of(&engine);
         Self {
-            engine,
-            refusal,
+            tried: RefusedEngine::new(engine, refusal),
             lifetime,
         }
     }
@@ -124,17 +121,23 @@ impl KeptRegistrations {
         let over = self
             .engines
             .extract_if(.., |kept| kept.lifetime.pass(time, is_shared));
-        over.map(|kept| kept.engine).collect()
+        over.map(|kept| kept.tried.engine).collect()
+    }
+
+    /// Returns the registrations as engines that are refused, or were not tried yet.
+    pub(super) fn refused(&self) -> impl Iterator<Item = &RefusedEngine> {
+        self.engines.iter().map(|kept| &kept.tried)
     }
 
     /// Whether `engine` is among these registrations, with the same words.
     pub(super) fn has(&self, engine: &GivenEngine) -> bool {
-        self.engines.iter().any(|kept| kept.engine == *engine)
+        self.engines.iter().any(|kept| kept.tried.engine == *engine)
     }
 
     /// Removes an earlier registration of `engine`.
     pub(super) fn forget(&mut self, engine: &GivenEngine) {
-        self.engines.retain(|kept| !kept.engine.is_same_engine(engine));
+        self.engines
+            .retain(|kept| !kept.tried.engine.is_same_engine(engine));
     }
 
     /// Removes the registrations that are `meant`, also from a list that is read later. Returns those that were here.
@@ -147,8 +150,10 @@ impl KeptRegistrations {
                 metrics.state_failed(&"registered", &"too many engines were unregistered");
             }
         }
-        let removed = self.engines.extract_if(.., |kept| is_meant(&kept.engine, meant));
-        removed.map(|kept| kept.engine).collect()
+        let removed = self
+            .engines
+            .extract_if(.., |kept| is_meant(&kept.tried.engine, meant));
+        removed.map(|kept| kept.tried.engine).collect()
     }
 }
 
@@ -156,7 +161,7 @@ impl BridgeState {
     /// Returns the registered engines that the bridge knows, whether they are followed or not, and whether sources give
     /// them, too, or not.
     pub(super) fn known_registered(&self) -> Vec<GivenEngine> {
-        let kept = self.kept.engines.iter().map(|kept| kept.engine.clone());
+        let kept = self.kept.engines.iter().map(|kept| kept.tried.engine.clone());
         self.registered().chain(kept).collect()
     }
 
@@ -195,44 +200,37 @@ impl Bridge {
     pub fn take_up_registered(&self) {
         let mut state = self.inner.state.lock();
         self.take_up(&mut state, |_| true);
+        self.fill(&mut state);
         drop(state);
         self.keep_registered();
     }
 
-    /// Follows the kept registrations that are meant, as [`Self::take_up_registered`] does, and announces those that are refused.
+    /// Follows the kept registrations that are meant, as [`Self::take_up_registered`] does.
     pub(super) fn take_up(&self, state: &mut BridgeState, is_meant: impl Fn(&GivenEngine) -> bool) {
         for mut kept in std::mem::take(&mut state.kept.engines) {
-            let engine = &kept.engine;
+            let engine = &kept.tried.engine;
             if !is_meant(engine) {
                 state.kept.engines.push(kept);
                 continue;
             }
-            if state.registered_as(engine).is_some() || state.note_registered(engine) {
+            if state.registered_as(engine).is_some() {
                 continue;
             }
-            let refused = self.follow_in(state, engine.clone()).err();
-            if refused != kept.refusal {
-                log_change(engine.instance(), refused.as_ref());
+            if !state.note_registered(engine) {
+                let refused = self.follow_in(state, engine.clone()).err();
+                if refused != kept.tried.refusal {
+                    log_change(engine.instance(), refused.as_ref());
+                }
+                if refused.is_some() {
+                    kept.tried.refusal = refused;
+                    state.kept.engines.push(kept);
+                    continue;
+                }
             }
-            if refused.is_none() {
-                state.set_registered(engine, true);
-            } else {
-                kept.refusal = refused;
-                state.kept.engines.push(kept);
+            if let Some(registered) = state.lifetime_mut(engine) {
+                *registered = Some(kept.lifetime);
             }
         }
-        self.announce_kept(state);
-    }
-
-    /// Announces the registered engines that were refused, as those of sources are.
-    fn announce_kept(&self, state: &mut BridgeState) {
-        let engines = std::mem::take(&mut state.kept.engines);
-        let refused = engines
-            .iter()
-            .filter_map(|kept| Some((&kept.engine, kept.refusal.clone()?)));
-        let refused: Vec<_> = refused.collect();
-        self.announce_refused_given(state, &GivenBy::Registrations, &refused);
-        state.kept.engines = engines;
     }
 
     /// Writes the list of registered engines to the state directory, so that the next bridge follows them, too.
@@ -255,10 +253,7 @@ impl Bridge {
         let mut cleaned_at = Instant::now();
         loop {
             tokio::time::sleep(pause).await;
-            let has_refused = {
-                let state = self.inner.state.lock();
-                !state.kept.engines.is_empty() || state.announces_refused_of(&GivenBy::Registrations)
-            };
+            let has_refused = !self.inner.state.lock().kept.engines.is_empty();
             let is_behind = registered.is_some_and(Registered::is_behind);
             let is_due = registered.is_some() && cleaned_at.elapsed() >= CLEANED_AFTER;
             if is_due {

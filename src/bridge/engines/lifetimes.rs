@@ -170,12 +170,14 @@ impl Bridge {
         loop {
             tokio::time::sleep(TICK).await;
             self.pass(TICK);
+            // The server of an announced engine may be gone since, so that the engine stands for no other.
+            self.fill(&mut self.inner.state.lock());
         }
     }
 
     /// Lets `time` pass, and ends the registrations that were not renewed in time. None ends while those that bridges
     /// share, with their renewals, cannot be read.
-    fn pass(&self, time: Duration) {
+    pub(super) fn pass(&self, time: Duration) {
         let is_shared = self.shared_registrations().is_some();
         let mut state = self.inner.state.lock();
         if state.kept.is_unread() {

@@ -68,7 +68,7 @@ impl EngineRegistry for Bridge {
     fn unregister(&self, meant: &MeantEngines) -> RemovedEngines {
         let mut state = self.inner.state.lock();
         let before: Vec<GivenEngine> = state.registered().collect();
-        let mut removed = self.remove_servers(&mut state, meant);
+        let mut removed = state.remove_servers(meant);
         let followed = state.engines.keys().filter(|key| meant.has(key));
         let followed: RemovedEngines = followed.cloned().collect();
         for key in &followed {

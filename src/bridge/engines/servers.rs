@@ -10,7 +10,7 @@ use kvatlas_process::registry::{
 
 use super::super::check::check_server;
 use super::super::server::{OriginServer, ServerHandle, ServerTask};
-use super::awaited::{Announcement, GivenBy};
+use super::awaited::{GivenBy, RefusedEngine};
 use super::freed::Freed;
 use super::lifetimes::Lifetime;
 use super::presumed::{key_of_server, presumed};
@@ -23,11 +23,6 @@ pub(super) struct AskedServer {
     /// too, drops it.
     pub(super) registered: Option<Lifetime>,
     pub(super) stop: CancellationToken,
-    /// Report that the engine is out of sight; `None` if the engine is followed, or cannot be announced, for example
-    /// because its block size is not given.
-    pub(super) announcement: Option<Announcement>,
-    /// Publishers that the server has told last and that the bridge refuses.
-    pub(super) refused: Vec<(NewEngine, OriginServer)>,
 }
 
 impl AskedServer {
@@ -47,30 +42,14 @@ impl AskedServer {
     }
 
     /// Returns the engine to announce, with the settings that are given for it. The server's URL takes the place of the
-    /// sockets, which are not known yet. `None` if the engine is announced already or followed, or if its model or
-    /// block size is not given.
+    /// sockets, which are not known yet. `None` if the engine is followed, or if its model or block size is not given.
     pub(super) fn awaited(&self) -> Option<NewEngine> {
-        let is_known = self.announcement.is_some() || !self.handle.progress().engines.is_empty();
-        presumed(&self.handle.server, self.handle.profile()).filter(|_| !is_known)
+        let is_followed = !self.handle.progress().engines.is_empty();
+        presumed(&self.handle.server, self.handle.profile()).filter(|_| !is_followed)
     }
 
     fn presumed_key(&self) -> EngineKey {
         key_of_server(&self.handle.server)
-    }
-
-    fn into_freed(self) -> Freed {
-        let announced = self.announcement.as_ref();
-        Freed {
-            key: self.presumed_key(),
-            endpoint: self.handle.server.url.clone(),
-            holder: announced.map(Announcement::holder),
-            given: Some(GivenEngine::Server(self.handle.given())),
-            end: Box::new(move |says_goodbye| {
-                if let Some(announcement) = self.announcement {
-                    announcement.end(says_goodbye);
-                }
-            }),
-        }
     }
 }
 
@@ -88,7 +67,9 @@ impl Bridge {
         if let Some(known) = state.servers.get(&key) {
             if known.handle.server.is_asked_like(&server) {
                 let handle = known.handle.clone();
-                state.relabel(&handle, &server);
+                if handle.is_labelled_otherwise(&server) {
+                    state.relabel(&handle, &server);
+                }
                 return Ok(());
             }
             return Err(RegisterRefusal::Conflict {
@@ -105,8 +86,6 @@ impl Bridge {
             handle: ServerHandle::new(server),
             registered: None,
             stop: CancellationToken::new(),
-            announcement: None,
-            refused: Vec::new(),
         };
         let task = ServerTask {
             handle: asked.handle.clone(),
@@ -121,28 +100,11 @@ impl Bridge {
         self.inner.tasks.spawn_on(task.run(), &self.inner.runtime);
         if let Some(awaited) = asked.awaited() {
             // It is announced as one whose server is awaited from now on.
-            state.end_refused(false, |announced| *announced.key() == awaited.key);
+            state.end_announcement_of(&awaited.key);
         }
         state.servers.insert(key.clone(), asked);
         self.announce_server(state, &key);
-        self.count(state);
         Ok(())
-    }
-
-    /// Ends each server that has an engine that is `meant`, and stops following all engines of that server. Returns the
-    /// keys of these engines. A server that has not reported its engines may have any rank.
-    pub(super) fn remove_servers(&self, state: &mut BridgeState, meant: &MeantEngines) -> RemovedEngines {
-        let ended = state.servers.iter().filter(|(_, asked)| {
-            let (presumed, engines) = (asked.presumed_key(), asked.handle.progress().engines);
-            match engines.is_empty() {
-                true => meant.has_any_rank(&presumed),
-                false => meant.has(&presumed) || engines.iter().any(|key| meant.has(key)),
-            }
-        });
-        let ended: Vec<ServerKey> = ended.map(|(key, _)| key.clone()).collect();
-        let removed = ended.iter().flat_map(|key| state.end_server(key)).collect();
-        self.count(state);
-        removed
     }
 
     /// Follows the publishers that a server reports now. Publishers that the server no longer reports, or now describes in
@@ -168,7 +130,7 @@ impl Bridge {
         }
         let is_told = |engine: &NewEngine| told.iter().any(|(known, _)| known.is_followed_like(engine));
         state.forget_publishers(handle, &is_told);
-        let (mut refused, mut origins) = (Vec::new(), Vec::new());
+        let mut refused = Vec::new();
         for (engine, refused_hint) in told {
             let origin = OriginServer {
                 handle: handle.clone(),
@@ -176,32 +138,25 @@ impl Bridge {
             };
             if let Err(refusal) = self.add(&mut state, engine.clone(), Some(origin.clone())) {
                 handle.drop_connection(&engine);
-                origins.push((engine.clone(), origin));
-                refused.push((engine, refusal));
+                refused.push(RefusedEngine {
+                    origin: Some(origin),
+                    ..RefusedEngine::new(GivenEngine::Publisher(engine), Some(refusal))
+                });
             }
         }
-        if let Some(asked) = state.servers.get_mut(&handle.server.key()) {
-            asked.refused = origins;
-        }
+        let first = refused.first().and_then(|refused| refused.refusal.clone());
         let by = GivenBy::Server(handle.server.key());
-        self.announce_refused(&mut state, &by, &refused);
+        state.refused.insert(by, refused);
         state.list_publishers(handle);
         self.fill(&mut state);
-        refused
-            .into_iter()
-            .next()
-            .map_or(Ok(()), |(_, refusal)| Err(refusal))
+        first.map_or(Ok(()), Err)
     }
 
     /// Stops following the publishers of a server, because the server now belongs to another engine.
     pub(crate) fn forget_publishers(&self, handle: &ServerHandle) {
         let mut state = self.inner.state.lock();
-        let key = handle.server.key();
-        if let Some(asked) = state.servers.get_mut(&key) {
-            asked.refused.clear();
-        }
+        state.refused.remove(&GivenBy::Server(handle.server.key()));
         state.forget_publishers(handle, &|_| false);
-        state.end_refused_of(&GivenBy::Server(key));
         self.fill(&mut state);
     }
 
@@ -239,12 +194,27 @@ impl BridgeState {
         Some(engine.block_size)
     }
 
+    /// Ends each server that has an engine that is `meant`, and stops following all engines of that server. Returns the
+    /// keys of these engines. A server that has not reported its engines may have any rank.
+    pub(super) fn remove_servers(&mut self, meant: &MeantEngines) -> RemovedEngines {
+        let ended = self.servers.iter().filter(|(_, asked)| {
+            let (presumed, engines) = (asked.presumed_key(), asked.handle.progress().engines);
+            match engines.is_empty() {
+                true => meant.has_any_rank(&presumed),
+                false => meant.has(&presumed) || engines.iter().any(|key| meant.has(key)),
+            }
+        });
+        let ended: Vec<ServerKey> = ended.map(|(key, _)| key.clone()).collect();
+        ended.iter().flat_map(|key| self.end_server(key)).collect()
+    }
+
     /// Gives a server's engine the address and labels of `server`, from now on.
     fn relabel(&mut self, handle: &ServerHandle, server: &NewServer) {
         handle.relabel(server);
-        for followed in self.engines.values_mut() {
-            let origin = followed.origin.as_ref();
-            if origin.is_some_and(|origin| origin.handle.is_same(handle)) {
+        for key in handle.progress().engines {
+            if let Some(followed) = self.engines.get_mut(&key)
+                && followed.is_of(handle)
+            {
                 followed.set_profile(server.profile.clone());
             }
         }
@@ -257,10 +227,14 @@ impl BridgeState {
             return RemovedEngines::new();
         };
         asked.stop.cancel();
-        self.end_refused_of(&GivenBy::Server(key.clone()));
+        self.refused.remove(&GivenBy::Server(key.clone()));
+        self.dismiss(GivenEngine::Server(asked.handle.given()));
         let engines = self.forget_publishers(&asked.handle, &|_| false);
         let presumed = asked.presumed_key();
-        self.freed.push(asked.into_freed());
+        let server = &asked.handle.server;
+        let announced = self.take_awaited(server).map(|(_, announcement)| announcement);
+        let freed = Freed::of_announced(presumed.clone(), server.url.clone(), announced);
+        self.freed.push(freed);
         match engines.is_empty() {
             true => vec![presumed],
             false => engines,
@@ -273,12 +247,11 @@ impl BridgeState {
         handle: &ServerHandle,
         kept: &dyn Fn(&NewEngine) -> bool,
     ) -> RemovedEngines {
-        let is_its = |followed: &super::FollowedEngine| {
-            let origin = followed.origin.as_ref();
-            origin.is_some_and(|origin| origin.handle.is_same(handle)) && !kept(&followed.engine)
-        };
-        let outdated = self.engines.iter().filter(|(_, followed)| is_its(followed));
-        let outdated: RemovedEngines = outdated.map(|(key, _)| key.clone()).collect();
+        let mut outdated = handle.progress().engines;
+        outdated.retain(|key| {
+            let followed = self.engines.get(key);
+            followed.is_some_and(|followed| followed.is_of(handle) && !kept(&followed.engine))
+        });
         for key in &outdated {
             self.remove(key);
         }
@@ -288,11 +261,7 @@ impl BridgeState {
 
     /// Notes which publishers of a server are followed.
     pub(super) fn list_publishers(&self, handle: &ServerHandle) {
-        let is_its = |followed: &super::FollowedEngine| {
-            let origin = followed.origin.as_ref();
-            origin.is_some_and(|origin| origin.handle.is_same(handle))
-        };
-        let engines = self.engines.iter().filter(|(_, followed)| is_its(followed));
+        let engines = self.engines.iter().filter(|(_, followed)| followed.is_of(handle));
         handle.set_engines(engines.map(|(key, _)| key.clone()).collect());
     }
 }

@@ -79,7 +79,7 @@ impl Bridge {
         state.set_registered(engine, false);
         match engine {
             GivenEngine::Publisher(engine) => state.release(&engine.key),
-            GivenEngine::Server(server) => self.release_server(state, &server.key()),
+            GivenEngine::Server(server) => state.release_server(&server.key()),
         }
     }
 }

@@ -244,6 +244,12 @@ impl ServerHandle {
         self.shared.profile.lock().clone()
     }
 
+    /// Whether the address or labels of `server` are not those that this server has now.
+    pub(crate) fn is_labelled_otherwise(&self, server: &NewServer) -> bool {
+        *self.shared.profile.lock() != server.profile
+            || *self.shared.found_labels.lock() != server.discovered.labels
+    }
+
     /// Takes over the address and all labels of `server`, which is asked in the same way as this server.
     pub(crate) fn relabel(&self, server: &NewServer) {
         *self.shared.profile.lock() = server.profile.clone();

@@ -79,12 +79,12 @@ impl NewEngine {
     /// Whether `other` is followed in exactly the same way. The address for requests, the labels and the time to live may
     /// differ, because they do not affect how an engine is followed.
     pub fn is_followed_like(&self, other: &Self) -> bool {
-        let relabelled = Self {
+        let relabelled = || Self {
             profile: self.profile.clone(),
             ttl: self.ttl,
             ..other.clone()
         };
-        *self == relabelled
+        self == other || *self == relabelled()
     }
 
     /// Whether the engine's server delivers events over gRPC.
@@ -217,7 +217,7 @@ impl NewServer {
     /// Whether a bridge would ask and follow the server `other` in exactly the same way. The two may differ in the
     /// address for requests, in all labels and in the time to live.
     pub fn is_asked_like(&self, other: &Self) -> bool {
-        let relabelled = Self {
+        let relabelled = || Self {
             profile: self.profile.clone(),
             ttl: self.ttl,
             discovered: Discovered {
@@ -226,7 +226,7 @@ impl NewServer {
             },
             ..other.clone()
         };
-        *self == relabelled
+        self == other || *self == relabelled()
     }
 }
 

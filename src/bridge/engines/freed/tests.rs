@@ -6,7 +6,6 @@ use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_process::registry::{EngineRegistry, MeantEngines, NewEngine, RegisterRefusal};
 
 use super::super::BridgeOptions;
-use super::super::awaited::{GivenBy, RefusedAnnouncement};
 use super::super::kept::tests::{given, names};
 use super::super::presumed::presumed_key;
 use super::super::shared::tests::{entry_of, sharing};
@@ -97,8 +96,24 @@ async fn what_an_operator_removes_stays_away_until_its_source_gives_it_anew() {
     for engine in &flags {
         bridge.unregister(&MeantEngines::One(presumed_key(engine)));
     }
-    assert!(names(&bridge).is_empty());
-    bridge.replace("flags", &flags).unwrap();
+    for more in ["gpu-2=tcp://127.0.0.1:1,model=n", "gpu-3=tcp://127.0.0.1:3"] {
+        // A report that gives them as before, as another engine is refused or new, is no reason to follow them.
+        let others = [given("gpu-3=tcp://127.0.0.1:3"), given(more)];
+        bridge.replace("flags", &[&flags[..], &others].concat()).unwrap();
+        assert!(
+            !names(&bridge)
+                .iter()
+                .any(|name| ["gpu-0", "gpu-1"].contains(&name.as_str()))
+        );
+    }
+    let changed = [given(NEW), given("gpu-1=http://127.0.0.1:3")];
+    bridge.replace("flags", &changed).unwrap();
+    assert_eq!(names(&bridge), ["gpu-0", "gpu-1"]);
+    for engine in &changed {
+        bridge.unregister(&MeantEngines::One(presumed_key(engine)));
+    }
+    bridge.replace("flags", &[]).unwrap();
+    bridge.replace("flags", &changed).unwrap();
     assert_eq!(names(&bridge), ["gpu-0", "gpu-1"]);
 }
 
@@ -113,7 +128,7 @@ async fn what_an_operator_removes_stays_away_when_something_else_leaves_its_addr
     }
     bridge.unregister(&MeantEngines::One(presumed_key(&other)));
     assert!(names(&bridge).is_empty());
-    bridge.replace("flags", &[given(OLD)]).unwrap();
+    bridge.replace("flags", &[given(NEW)]).unwrap();
     assert_eq!(names(&bridge), ["gpu-0"]);
 }
 
@@ -147,8 +162,12 @@ async fn a_refused_publisher_of_a_server_is_followed_once_its_name_is_free() {
     let refused = bridge.follow_publishers(&handle, vec![(publisher(NEW), None)]);
     assert!(matches!(refused, Err(RegisterRefusal::Conflict { .. })));
     handle.set_answers(true);
+    let moved = given("gpu-0=http://127.0.0.1:9,address=10.0.0.9:80");
+    bridge.replace("found", &[moved]).unwrap();
     let goodbye = goodbye_of(&bridge, "gpu-0");
     bridge.replace("file", &[]).unwrap();
+    let address = bridge.engines()[0].engine.profile.address.clone();
+    assert_eq!(address.unwrap().as_str(), "10.0.0.9:80", "as it is given now");
     assert_eq!(replays(&bridge), [Some("tcp://127.0.0.1:2".to_owned())]);
     assert_eq!(handle.progress().engines, [publisher(NEW).key]);
     assert!(!goodbye.load(Ordering::Acquire));
@@ -163,14 +182,12 @@ async fn an_engine_whose_server_is_asked_from_now_on_is_announced_without_a_brea
     let server = |number: u32| given(&format!("gpu-{number}=http://127.0.0.1:1{number},block_size=16"));
     let announced = |bridge: &Bridge| {
         let state = bridge.inner.state.lock();
-        let refused = state.refused.iter().map(RefusedAnnouncement::key);
-        let refused: Vec<String> = refused.map(|key| key.instance.clone()).collect();
-        let asked = state.servers.values();
-        let awaited = asked.filter(|asked| asked.announcement.is_some());
-        let awaited: Vec<String> = awaited
-            .map(|asked| asked.handle.server.instance.clone())
-            .collect();
-        (awaited, refused)
+        let (refused, awaited): (Vec<_>, Vec<_>) =
+            state.announced.iter().partition(|(_, told)| told.is_refused());
+        let names = |told: Vec<(&EngineKey, _)>| -> Vec<String> {
+            told.into_iter().map(|(key, _)| key.instance.clone()).collect()
+        };
+        (names(awaited), names(refused))
     };
     let named = |names: &[&str]| -> Vec<String> { names.iter().copied().map(str::to_owned).collect() };
     bridge.replace("file", &[server(0), server(1)]).unwrap_err();
@@ -192,9 +209,13 @@ async fn an_engine_whose_server_is_asked_from_now_on_is_announced_without_a_brea
 /// Returns the announced engines that are refused, each with its block size.
 fn refused(bridge: &Bridge) -> Vec<(String, u32)> {
     let state = bridge.inner.state.lock();
-    let refused = state.refused.iter();
-    let refused = refused.map(|refused| (refused.key().instance.clone(), refused.announcement.block_size));
+    let refused = state.announced.iter().filter(|(_, told)| told.is_refused());
+    let refused = refused.map(|(key, told)| (key.instance.clone(), told.block_size));
     refused.collect()
+}
+
+fn refused_names(bridge: &Bridge) -> Vec<String> {
+    refused(bridge).into_iter().map(|(name, _)| name).collect()
 }
 
 #[tokio::test]
@@ -240,12 +261,93 @@ async fn an_engine_whose_server_is_away_stands_for_no_other() {
         let told = publisher(&format!("gpu-{number}=tcp://127.0.0.1:3{number}"));
         bridge.follow_publishers(&handle, vec![(told, None)]).unwrap_err();
     }
-    let refused: Vec<String> = refused(&bridge).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(refused, ["gpu-0", "gpu-1"]);
+    assert_eq!(refused_names(&bridge), ["gpu-0", "gpu-1"]);
     let handle = bridge.handle_of("gpu-0").unwrap();
     bridge.forget_publishers(&handle);
-    let by = GivenBy::Server(handle.server.key());
-    assert!(!bridge.inner.state.lock().announces_refused_of(&by));
+    assert_eq!(refused_names(&bridge), ["gpu-1"]);
+    bridge.stop(false).await;
+}
+
+/// Announced is `y`, of a source; `x` and `z` are refused, too, and are of sources that report nothing more.
+#[tokio::test]
+async fn another_refused_engine_is_announced_when_the_announced_one_goes() {
+    let (_broker, bridge) = started(1).await;
+    let [a, x, y, z] =
+        ["a", "x", "y", "z"].map(|name| given(&format!("{name}=tcp://127.0.0.1:{}", name.as_bytes()[0])));
+    bridge.replace("flags", &[a]).unwrap();
+    bridge.replace("found", std::slice::from_ref(&y)).unwrap_err();
+    bridge.replace("file", &[x]).unwrap_err();
+    bridge.replace("dns", &[z]).unwrap_err();
+    assert_eq!(refused_names(&bridge), ["y"]);
+    bridge.replace("found", &[]).unwrap();
+    assert_eq!(refused_names(&bridge), ["z"]);
+    bridge.replace("dns", &[]).unwrap();
+    assert_eq!(refused_names(&bridge), ["x"]);
+    // The announced one is followed, and stands for nobody from then on.
+    bridge.replace("found", &[y]).unwrap_err();
+    bridge.replace("flags", &[]).unwrap();
+    assert_eq!(
+        (names(&bridge), refused_names(&bridge)),
+        (vec!["x".to_owned()], vec!["y".to_owned()])
+    );
+    bridge.stop(false).await;
+}
+
+/// Both are of one model. The server of the announced one goes, or has the name of the other.
+#[tokio::test]
+async fn a_refused_engine_is_announced_when_a_server_stands_for_it_no_longer() {
+    let (_broker, bridge) = started(1).await;
+    let refused_now = || {
+        bridge.fill(&mut bridge.inner.state.lock());
+        refused_names(&bridge)
+    };
+    bridge.replace("flags", &[given("a=tcp://127.0.0.1:1")]).unwrap();
+    bridge
+        .replace("found", &[given("gpu-0=http://127.0.0.1:9,block_size=16")])
+        .unwrap();
+    let handle = bridge.handle_of("gpu-0").unwrap();
+    bridge
+        .replace("file", &[given("gpu-0=tcp://127.0.0.1:2")])
+        .unwrap_err();
+    assert!(refused_now().is_empty(), "the server is awaited under that name");
+    bridge.end_announcement(&handle, &[]).await;
+    assert_eq!(refused_names(&bridge), ["gpu-0"]);
+    bridge.replace("file", &[]).unwrap();
+    handle.set_answers(true);
+    let told = publisher("gpu-0=tcp://127.0.0.1:2");
+    bridge.follow_publishers(&handle, vec![(told, None)]).unwrap_err();
+    bridge
+        .replace("file", &[given("x=tcp://127.0.0.1:3")])
+        .unwrap_err();
+    assert_eq!(refused_now(), ["gpu-0"]);
+    handle.set_answers(false);
+    assert_eq!(refused_now(), ["gpu-0", "x"]);
+    bridge.stop(false).await;
+}
+
+#[tokio::test]
+async fn a_refused_engine_is_announced_for_each_model() {
+    let (_broker, bridge) = started(100).await;
+    let engines = |first: usize, count: usize| -> Vec<GivenEngine> {
+        let engines = first..first + count;
+        engines
+            .map(|number| {
+                given(&format!(
+                    "e{number}=tcp://127.0.0.1:{},model=m{number}",
+                    number + 1
+                ))
+            })
+            .collect()
+    };
+    bridge.replace("flags", &engines(0, 100)).unwrap();
+    bridge.replace("found", &engines(100, 100)).unwrap_err();
+    assert_eq!(refused(&bridge).len(), 100);
+    bridge.replace("found", &engines(100, 101)).unwrap_err();
+    assert_eq!(
+        refused(&bridge).len(),
+        100,
+        "they are bounded as the followed ones are"
+    );
     bridge.stop(false).await;
 }
 

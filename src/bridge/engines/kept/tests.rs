@@ -227,7 +227,7 @@ fn a_request_that_is_repeated_takes_no_room() {
         given("gpu-2=tcp://127.0.0.1:2"),
     ]);
     assert_eq!(kept.engines.len(), 1);
-    assert_eq!(kept.engines[0].engine.instance(), "gpu-2");
+    assert_eq!(kept.engines[0].tried.engine.instance(), "gpu-2");
 }
 
 #[test]
@@ -254,7 +254,7 @@ async fn one_rank_stands_for_a_server_that_has_told_none() {
     let mut kept = KeptRegistrations::new(None);
     kept.unregister(&named("gpu-0", Some(1)), &BridgeMetrics::new());
     kept.read_late(vec![server(), given("gpu-0=tcp://127.0.0.1:2")]);
-    let left: Vec<_> = kept.engines.into_iter().map(|kept| kept.engine).collect();
+    let left: Vec<_> = kept.engines.into_iter().map(|kept| kept.tried.engine).collect();
     assert_eq!(
         left,
         [given("gpu-0=tcp://127.0.0.1:2")],
@@ -277,7 +277,7 @@ async fn each_change_of_a_refusal_is_kept() {
         let [kept] = state.kept.engines.as_slice() else {
             panic!("it is kept");
         };
-        kept.refusal.clone()
+        kept.tried.refusal.clone()
     };
     assert_eq!(refusal(), None);
     let mut seen = Vec::new();
@@ -312,13 +312,35 @@ async fn a_registered_engine_that_is_refused_after_a_restart_is_announced_until_
     bridge.take_up_registered();
     assert_eq!(names(&bridge), ["gpu-0"]);
     while !reports.next().await.unwrap().subject.ends_with(".gpu-1") {}
+    let announced = || bridge.inner.state.lock().announced.len();
+    assert_eq!(announced(), 1);
     assert_eq!(bridge.unregister(&named("gpu-1", None)).len(), 1);
-    let announces = || {
-        let state = bridge.inner.state.lock();
-        state.announces_refused_of(&GivenBy::Registrations)
-    };
-    assert!(announces());
-    bridge.take_up_registered();
-    assert!(!announces());
+    assert_eq!(announced(), 0);
     bridge.stop(false).await;
+}
+
+#[tokio::test]
+async fn a_kept_registration_that_is_followed_at_last_is_as_old_as_it_was() {
+    let second = Duration::from_secs(1);
+    for address in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let bridge = bridge(folder.path());
+        bridge
+            .replace("flags", &[given("gpu-0=tcp://127.0.0.1:1")])
+            .unwrap();
+        let GivenEngine::Publisher(mut engine) = given(&format!("gpu-0=tcp://127.0.0.1:{address}")) else {
+            panic!("it is a publisher");
+        };
+        engine.ttl = Some(60 * second);
+        let mut state = bridge.inner.state.lock();
+        let kept = KeptRegistration::new(GivenEngine::Publisher(engine), None);
+        state.kept.engines.push(kept);
+        assert!(state.kept.pass(59 * second, false).is_empty());
+        drop(state);
+        bridge.take_up_registered();
+        bridge.replace("flags", &[]).unwrap();
+        assert_eq!(names(&bridge), ["gpu-0"]);
+        bridge.pass(second);
+        assert!(names(&bridge).is_empty(), "its time is over");
+    }
 }
