@@ -230,7 +230,7 @@ struct BridgeState {
     /// Engines that are no longer followed, until [`Bridge::fill`].
     freed: Vec<Freed>,
     /// Engines that sources give and that a client has unregistered. Each stays away until no source gives it as it was.
-    dismissed: BTreeMap<EngineKey, GivenEngine>,
+    dismissed: Vec<GivenEngine>,
 }
 
 impl BridgeState {

@@ -70,9 +70,9 @@ pub(super) struct SubscribedEvents {
     holders: Holders,
     batch: EngineBatch,
     ranks: BTreeMap<Rank, RankStream>,
-    /// Whether a rank that was in sight before has begun from the start on this connection. Then all that the server's
-    /// process knows of other ranks comes, too.
-    is_from_start: bool,
+    /// Whether a rank that was in sight before has begun with a whole snapshot on this connection. Then snapshots of all other
+    /// ranks come, too, of which the server's process knows something.
+    has_snapshots: bool,
 }
 
 impl FollowedSource for SubscribedEvents {
@@ -143,14 +143,14 @@ impl SubscribedEvents {
             holders,
             batch: EngineBatch::default(),
             ranks: BTreeMap::new(),
-            is_from_start: false,
+            has_snapshots: false,
         }
     }
 
     /// Notes a new connection. Nothing is known of a rank until its first frame.
     async fn connected(&mut self) -> Result<(), PublisherError> {
         self.ranks.clear();
-        self.is_from_start = false;
+        self.has_snapshots = false;
         self.holders.get(&self.worker, self.rank).await;
         self.holders.lost().await
     }
@@ -208,7 +208,7 @@ impl SubscribedEvents {
             return Ok(());
         };
         if begins {
-            self.is_from_start |= relay.was_seen() && !has_missed;
+            self.has_snapshots |= frame.snapshot().is_some() && relay.was_seen() && !has_missed;
             // The rank is out of sight until its snapshot is whole.
             relay.lost().await?;
             relay.restart(has_missed.then_some(Reason::LostBatches)).await?;
@@ -288,7 +288,7 @@ impl SubscribedEvents {
     /// the server does not tell it. A rank without a frame on this connection, or without its whole snapshot, stays out of
     /// sight, and daemons are still told of it. Daemons forget three kinds of ranks that stay without a frame. Those beside
     /// `count` others, and those with numbers from `count` on, are gone. Those that were never heard while others are may be. And
-    /// where a rank has begun [from the start](Self::is_from_start), the process has nothing of the others.
+    /// where a rank has begun [with a snapshot](Self::has_snapshots), the process has nothing of the others.
     async fn seen(&mut self, time: Duration, count: Option<u32>) -> Result<(), PublisherError> {
         let heard = self.ranks.len();
         let is_all = count.is_some_and(|count| heard >= count as usize);
@@ -296,7 +296,7 @@ impl SubscribedEvents {
             match self.ranks.get(&rank) {
                 Some(stream) if stream.due.is_none() => relay.seen(time).await?,
                 None if is_all || (heard > 0 && !relay.was_seen()) => {}
-                None if self.is_from_start || count.is_some_and(|count| rank >= count) => {
+                None if self.has_snapshots || count.is_some_and(|count| rank >= count) => {
                     relay.unseen().await?
                 }
                 _ => relay.told_alive().await?,
@@ -343,7 +343,7 @@ mod tests {
         };
         // The number of ranks that is told, the number of the first frame of rank 0, and whether rank 2 stays.
         for (count, number, stays) in [
-            (None, 0, false),
+            (None, 0, true),
             (None, 3, true),
             (Some(3), 3, true),
             (Some(2), 3, false),

@@ -65,7 +65,7 @@ impl RefusedEngine {
 
     /// Whether the engine may be announced: it is not one that is followed under another name or description, and its model
     /// and block size are given.
-    fn may_be_announced(&self) -> bool {
+    pub(super) fn may_be_announced(&self) -> bool {
         let is_described = match &self.engine {
             GivenEngine::Publisher(_) => true,
             GivenEngine::Server(server) => server.block_size.is_some() && server.model.is_some(),
@@ -258,14 +258,19 @@ impl BridgeState {
         self.announced.remove_entry(&key)
     }
 
-    /// Removes and returns the announcements of engines that are no longer refused.
+    /// Removes and returns the announcements of engines that are no longer refused, and of those whose model has engines with
+    /// another block size by now: daemons would drop all batches of these.
     fn take_ended(&mut self) -> Vec<Freed> {
         let refused: BTreeSet<(&GivenBy, &EngineKey)> = self
             .to_announce()
             .map(|(by, refused)| (by, &refused.key))
             .collect();
-        let is_over =
-            |key: &EngineKey, told: &Announcement| told.is_refused() && !refused.contains(&(&told.by, key));
+        let is_over = |key: &EngineKey, told: &Announcement| {
+            let has_other_size = self
+                .size_of(&key.model)
+                .is_some_and(|size| size != told.block_size);
+            told.is_refused() && (has_other_size || !refused.contains(&(&told.by, key)))
+        };
         let announced = self.announced.iter();
         let over = announced.filter(|(key, told)| is_over(key, told));
         let over: Vec<EngineKey> = over.map(|(key, _)| key.clone()).collect();

@@ -110,8 +110,9 @@ impl Bridge {
         };
         let origin = refused.origin.clone();
         let is_away = origin.as_ref().is_some_and(|origin| !origin.handle.answers());
-        // Without room, what is not known is refused.
-        if is_known || is_away || count >= self.inner.options.engines_max {
+        // Without room, what is not known is refused for want of room. That has to be known, so that it is announced.
+        let is_full = count >= self.inner.options.engines_max && refused.may_be_announced();
+        if is_known || is_away || is_full {
             return true;
         }
         let tried = match (refused.engine.clone(), origin) {

@@ -66,6 +66,19 @@ impl Set {
     }
 }
 
+/// Whether two engines have one name, and the same settings by which they are followed or asked.
+fn is_like(one: &GivenEngine, other: &GivenEngine) -> bool {
+    match (one, other) {
+        (GivenEngine::Publisher(one), GivenEngine::Publisher(other)) => {
+            one.key == other.key && one.is_followed_like(other)
+        }
+        (GivenEngine::Server(one), GivenEngine::Server(other)) => {
+            one.key() == other.key() && one.is_asked_like(other)
+        }
+        _ => false,
+    }
+}
+
 /// Engines of all sources, by the names of the sources.
 #[derive(Debug, Default)]
 pub(super) struct Given(BTreeMap<String, Set>);
@@ -147,7 +160,7 @@ impl Bridge {
         let now = Set::new(engines);
         state.given.0.insert(source.to_owned(), now.clone());
         let BridgeState { dismissed, given, .. } = &mut *state;
-        dismissed.retain(|_, engine| given.has(engine));
+        dismissed.retain(|engine| given.has(engine));
         let ended = state.end_changed(&before, &now);
         for engine in &ended {
             let meant = MeantEngines::One(presumed_key(engine));
@@ -234,17 +247,18 @@ impl BridgeState {
     /// Notes that `engine` is no longer followed. One that a source gives was unregistered by a client.
     pub(super) fn dismiss(&mut self, engine: GivenEngine) {
         if self.given.has(&engine) {
-            self.dismissed.insert(presumed_key(&engine), engine);
+            self.dismissed.push(engine);
         }
     }
 
-    /// Whether `engine`, which a source gives, stays away because a client has unregistered it.
+    /// Whether `engine`, which a source gives, stays away because a client has unregistered it. One of the same name with other
+    /// settings does not.
     pub(super) fn is_dismissed(&self, engine: &GivenEngine) -> bool {
         let is_followed = match engine {
             GivenEngine::Publisher(engine) => self.engines.contains_key(&engine.key),
             GivenEngine::Server(server) => self.servers.contains_key(&server.key()),
         };
-        !is_followed && self.dismissed.contains_key(&presumed_key(engine))
+        !is_followed && self.dismissed.iter().any(|gone| is_like(gone, engine))
     }
 
     /// Stops following an engine that was not registered and that no source gives with its present settings. An engine

@@ -399,6 +399,52 @@ async fn a_refused_engine_of_a_flag_is_followed_once_there_is_room() {
     bridge.stop(false).await;
 }
 
+/// What a client has unregistered stays away, and not what another source calls so.
+#[tokio::test]
+async fn the_name_of_what_an_operator_removes_is_free_for_another_engine() {
+    let bridge = bridge_of(9);
+    bridge.replace("file", &[given(OLD)]).unwrap();
+    let other = given("gpu-0=tcp://127.0.0.1:7,replay=tcp://127.0.0.1:8");
+    bridge.replace("found", &[other]).unwrap_err();
+    bridge.unregister(&MeantEngines::One(presumed_key(&given(OLD))));
+    let at = Some("tcp://127.0.0.1:8".to_owned());
+    assert_eq!(replays(&bridge), [at]);
+    bridge.replace("found", &[]).unwrap();
+    assert!(names(&bridge).is_empty(), "the first one stays away");
+}
+
+#[tokio::test]
+async fn an_engine_whose_name_is_free_is_announced_where_there_is_no_room() {
+    let (_broker, bridge) = started(1).await;
+    bridge.replace("file", &[given(OLD)]).unwrap();
+    let same_name = given("gpu-0=tcp://127.0.0.1:7");
+    bridge.replace("found", &[same_name]).unwrap_err();
+    assert!(refused(&bridge).is_empty(), "it may be the same engine");
+    let next = given("gpu-1=tcp://127.0.0.1:9");
+    bridge.replace("file", &[next]).unwrap();
+    assert_eq!(
+        (names(&bridge), refused_names(&bridge)),
+        (vec!["gpu-1".to_owned()], vec!["gpu-0".to_owned()])
+    );
+    bridge.stop(false).await;
+}
+
+/// Daemons would drop all batches of the followed engine otherwise.
+#[tokio::test]
+async fn an_announced_engine_takes_the_block_size_of_what_is_followed_later() {
+    let (_broker, bridge) = started(1).await;
+    bridge
+        .replace("file", &[given("gpu-0=tcp://127.0.0.1:1,model=other")])
+        .unwrap();
+    let early = given("gpu-1=tcp://127.0.0.1:2,block_size=16");
+    bridge.replace("found", &[early]).unwrap_err();
+    assert_eq!(refused(&bridge), [("gpu-1".to_owned(), 16)]);
+    let other_size = given("gpu-2=tcp://127.0.0.1:3,block_size=32");
+    bridge.replace("file", &[other_size]).unwrap();
+    assert_eq!(refused(&bridge), [("gpu-1".to_owned(), 32)]);
+    bridge.stop(false).await;
+}
+
 /// The names of a plane's workers, and of a pool, are not the engine's.
 #[tokio::test]
 async fn daemons_forget_a_holder_whose_key_another_kind_of_engine_takes() {
