@@ -282,6 +282,7 @@ async fn start_http(
         age_max: None,
         drain_timeout: Duration::from_secs(2),
         head_bytes_max: HEAD_BYTES_MAX,
+        unread_timeout: Duration::ZERO,
     };
     let started = HttpServer::start(listen, parts, limits).await;
     started.map(Some).map_err(Failure::failed)

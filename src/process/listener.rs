@@ -10,7 +10,7 @@
 //! a new one |
 //! | a connection whose request's body does not come | its reader [notes](ClientWait) that it waits for its client |
 //! | memory for a head | `head_bytes_max` |
-//! | an answer that it does not read | 10 s, by the system (on Linux) |
+//! | an answer that it does not read | `unread_timeout`, by the system (on Linux) |
 //!
 //! So any number of silent connections cannot keep others out. At a limit, a new connection takes the place of an older
 //! one, the oldest of those that wait for their clients:
@@ -44,8 +44,9 @@ use kvatlas_telemetry::{ConnectionCounts, log_gated};
 /// waste processor time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Maximum time for which a client may read nothing of an answer that has come.
-const UNREAD_MAX: Duration = Duration::from_secs(10);
+/// Time after which a client that reads nothing of what was sent is cut off, if the listener's own timeout is not longer.
+/// Linux also counts a client that reads too little to make room for a whole segment.
+const UNREAD_MAX: Duration = Duration::from_secs(30);
 
 /// Bounds on the connections, time and memory that clients can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +64,8 @@ pub struct ConnectionLimits {
     pub drain_timeout: Duration,
     /// Maximum size of the head of a request, in bytes. A longer head is refused with status 431.
     pub head_bytes_max: usize,
+    /// Time for which a client may read nothing of an answer, or 30 s if that is longer.
+    pub unread_timeout: Duration,
 }
 
 /// Accepts and serves the connections of one listener.
@@ -120,7 +123,7 @@ impl<C: ConnectionCounts> Acceptor<C> {
                 tracing::debug!(%error, "a connection sends with delay");
             }
             #[cfg(target_os = "linux")]
-            if let Err(error) = bound_unread(&stream) {
+            if let Err(error) = bound_unread(&stream, self.limits.unread_timeout) {
                 tracing::debug!(%error, "nothing bounds how long a client leaves an answer unread");
             }
             let (counts, serving) = (Arc::clone(&self.counts), serve(stream, peer, place));
@@ -320,10 +323,11 @@ async fn serve<S, B>(
     }
 }
 
-/// Has the system close a connection whose peer reads nothing, or confirms nothing, for [`UNREAD_MAX`].
+/// Has the system close a connection whose peer reads nothing, or confirms nothing, for `timeout`, or for [`UNREAD_MAX`] if
+/// that is longer.
 #[cfg(target_os = "linux")]
-fn bound_unread(stream: &TcpStream) -> rustix::io::Result<()> {
-    let milliseconds = u32::try_from(UNREAD_MAX.as_millis()).unwrap_or(u32::MAX);
+fn bound_unread(stream: &TcpStream, timeout: Duration) -> rustix::io::Result<()> {
+    let milliseconds = u32::try_from(timeout.max(UNREAD_MAX).as_millis()).unwrap_or(u32::MAX);
     rustix::net::sockopt::set_tcp_user_timeout(stream, milliseconds)
 }
 

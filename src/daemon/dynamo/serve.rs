@@ -486,6 +486,7 @@ async fn listen(
             age_max: None,
             drain_timeout: DRAIN_TIMEOUT,
             head_bytes_max: HEAD_BYTES_MAX,
+            unread_timeout: config.request_timeout,
         },
         stopping: stage.stop.clone(),
         counts: Arc::new(DynamoConnectionMetrics::new()),

@@ -25,10 +25,9 @@ pub(super) struct AnswerRoom {
     metrics: HttpAnswerMetrics,
 }
 
-/// Numbers of bytes of the answers that have room.
+/// Numbers of bytes of the answers that have room, by source.
 #[derive(Default)]
 struct HeldAnswers {
-    bytes: usize,
     by_source: HashMap<Option<IpAddr>, usize>,
 }
 
@@ -74,17 +73,19 @@ impl AnswerRoom {
         }
     }
 
-    /// Reserves room. `None` if there is none. A source that has no answer may have a longer one than half of the room.
+    /// Reserves room. `None` if there is none. A source that has no answer may have one that is longer than half of the room,
+    /// and counts as half of it for others.
     fn take(&self, bytes: Bytes, source: Option<IpAddr>) -> Option<HeldAnswer> {
         let mut held = self.held.lock();
-        let all = held.bytes + bytes.len();
+        let half = self.bytes_max / 2;
+        let others = held.by_source.iter().filter(|(other, _)| **other != source);
+        let others: usize = others.map(|(_, bytes)| half.min(*bytes)).sum();
         let own = held.by_source.get(&source).copied().unwrap_or_default();
-        let is_beyond_half = own > 0 && own + bytes.len() > self.bytes_max / 2;
-        if held.bytes > 0 && (all > self.bytes_max || is_beyond_half) {
+        let all = own + bytes.len();
+        if (own > 0 && all > half) || others + half.min(all) > self.bytes_max {
             return None;
         }
-        held.bytes = all;
-        held.by_source.insert(source, own + bytes.len());
+        held.by_source.insert(source, all);
         Some(HeldAnswer {
             bytes,
             source,
@@ -102,7 +103,6 @@ impl AsRef<[u8]> for HeldAnswer {
 impl Drop for HeldAnswer {
     fn drop(&mut self) {
         let mut held = self.held.lock();
-        held.bytes -= self.bytes.len();
         if let Some(own) = held.by_source.get_mut(&self.source) {
             *own -= self.bytes.len();
             if *own == 0 {
@@ -157,12 +157,15 @@ mod tests {
         unread.push(ask(8).await.unwrap());
         unread.clear();
         assert!(room.held.lock().by_source.is_empty());
-        assert_eq!(room.held.lock().bytes, 0);
-        // A long answer is possible where no other one waits.
+        // A long answer is possible, and leaves half of the room to others.
         let long = Response::new(Body::from(vec![b'a'; 11 * LENGTH]));
         let long = room.hold(long, source(1)).await;
         assert_eq!(long.status(), StatusCode::OK);
-        assert!(ask(2).await.is_err());
+        assert!(ask(1).await.is_err());
+        for number in 2..7 {
+            unread.push(ask(number).await.unwrap());
+        }
+        assert!(ask(8).await.is_err());
         let short = Response::new(Body::from("short"));
         assert_eq!(room.hold(short, source(2)).await.status(), StatusCode::OK);
     }

@@ -289,7 +289,8 @@ impl Holder {
         }
         if is_of_outlived {
             self.writer.status().unconfirm();
-            return Afterwards::Stays;
+            // A lower batch may be lost as well, of the publisher that is believed.
+            return self.release(context);
         }
         if !self.note_received(head) && cursor_of(head) <= known {
             return Afterwards::Stays;

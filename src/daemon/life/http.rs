@@ -61,6 +61,7 @@ pub(super) async fn start_http(
         age_max: None,
         drain_timeout: DRAIN_TIMEOUT,
         head_bytes_max: HEAD_BYTES_MAX,
+        unread_timeout: config.request_timeout,
     };
     Ok(Some(HttpServer::start(listen, parts, limits).await?))
 }

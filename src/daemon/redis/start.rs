@@ -46,6 +46,7 @@ pub(crate) async fn start_redis(shared: &Shared, stage: &Stage) -> Result<Option
             age_max: None,
             drain_timeout: DRAIN_TIMEOUT,
             head_bytes_max: config.max_command_bytes,
+            unread_timeout: config.request_timeout,
         },
         stopping: stage.stop.clone(),
         counts: Arc::new(RedisConnectionMetrics::new()),

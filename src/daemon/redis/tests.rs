@@ -113,6 +113,7 @@ async fn connect(door: &Arc<RedisDoor>) -> TcpStream {
             age_max: None,
             drain_timeout: PATIENCE,
             head_bytes_max: 1 << 20,
+            unread_timeout: PATIENCE,
         },
         stopping: CancellationToken::new(),
         counts: Arc::new(RedisConnectionMetrics::new()),

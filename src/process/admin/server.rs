@@ -69,6 +69,7 @@ impl Default for AdminLimits {
                 age_max: Some(Duration::from_secs(60)),
                 drain_timeout: Duration::from_secs(2),
                 head_bytes_max: 16 * 1024,
+                unread_timeout: Duration::ZERO,
             },
             stop_timeout: Duration::from_secs(2),
         }

@@ -399,7 +399,7 @@ async fn a_refused_engine_of_a_flag_is_followed_once_there_is_room() {
     bridge.stop(false).await;
 }
 
-/// What a client has unregistered stays away, and not what another source calls so.
+/// A test that what a client has unregistered stays away, and not what another source calls so.
 #[tokio::test]
 async fn the_name_of_what_an_operator_removes_is_free_for_another_engine() {
     let bridge = bridge_of(9);
