@@ -79,11 +79,6 @@ impl Needs {
             None => subjects.clone(),
         };
         let roster = subjects.roster(&config.queries.queue_group);
-        let optional = [
-            (config.admin.commands, subjects.all_admin()),
-            (config.hints.time_to_live.is_some(), subjects.all_hints()),
-            (config.queries.discovery, "$SRV.PING".to_owned()),
-        ];
         let mut subscribe = vec![
             subjects.all_events(),
             asked.all_queries(),
@@ -91,39 +86,43 @@ impl Needs {
             roster.clone(),
             subjects.all_outcomes(),
         ];
-        let needed = optional.into_iter().filter(|(is_needed, _)| *is_needed);
-        subscribe.extend(needed.map(|(_, subject)| subject));
-        let mut publish = vec![
+        subscribe.extend(config.hints.time_to_live.map(|_| subjects.all_hints()));
+        let publish = vec![
             subjects.resync(&arguments.namespace, &arguments.worker, 0),
             roster,
             asked.query_filler(),
             asked.status_filler(),
         ];
-        subscribe.extend(dynamo_subjects(config));
-        publish.extend(dynamo_subjects(config));
-        Self { subscribe, publish }
+        Self { subscribe, publish }.and_of_any(config, subjects)
     }
 
     /// Returns the needs of a gateway with the configuration `config`, but for the right to pass on reports: shards
     /// would count an empty one as dropped. Shards pass over an empty question that wants no reply.
     fn of_gateway(namespace: &NamespaceName, config: &Config, subjects: &Subjects) -> Self {
         let shards = subjects.of_shards();
+        let needs = Self {
+            subscribe: vec![subjects.all_queries(), subjects.all_statuses()],
+            publish: vec![
+                shards.query(namespace),
+                shards.status(namespace),
+                subjects.query_filler(),
+                subjects.status_filler(),
+            ],
+        };
+        needs.and_of_any(config, subjects)
+    }
+
+    /// Adds what daemons and gateways need alike: to hear commands, searches for services, and Dynamo's routers.
+    fn and_of_any(mut self, config: &Config, subjects: &Subjects) -> Self {
         let optional = [
             (config.admin.commands, subjects.all_admin()),
             (config.queries.discovery, "$SRV.PING".to_owned()),
         ];
         let needed = optional.into_iter().filter(|(is_needed, _)| *is_needed);
-        let mut subscribe = vec![subjects.all_queries(), subjects.all_statuses()];
-        subscribe.extend(needed.map(|(_, subject)| subject));
-        let mut publish = vec![
-            shards.query(namespace),
-            shards.status(namespace),
-            subjects.query_filler(),
-            subjects.status_filler(),
-        ];
-        subscribe.extend(dynamo_subjects(config));
-        publish.extend(dynamo_subjects(config));
-        Self { subscribe, publish }
+        self.subscribe.extend(needed.map(|(_, subject)| subject));
+        self.subscribe.extend(dynamo_subjects(config));
+        self.publish.extend(dynamo_subjects(config));
+        self
     }
 
     /// Adds the role's rights to its inbox. A publisher receives only acknowledgements there, of events that a stream

@@ -315,57 +315,80 @@ fn shard_of(reply: &Message) -> Option<Shard> {
 }
 
 /// Merges the replies to a report. See [`Gatherer::report`].
-fn merge_reports(mut division: Division<Message>) -> Merged<u64> {
-    let taken = |message: &Message| match refusal(message) {
-        None => ReportReply::decode(&message.payload).map_or(0, |reply| reply.taken),
-        Some(_) => 0,
-    };
-    let is_refused = |message: &Message| matches!(refusal(message), Some(ClientError::Refused(error)) if error.code == ErrorCode::BadRequest);
-    if division.replies.values().any(|message| taken(message) > 0) {
-        let none = ReportReply {
-            v: PROTOCOL_VERSION,
-            taken: 0,
-        };
-        for message in division
-            .replies
-            .values_mut()
-            .filter(|message| is_refused(message))
-        {
-            (message.headers, message.payload) = (None, none.encode().into());
-        }
+fn merge_reports(division: Division<Message>) -> Merged<u64> {
+    let ShardAnswers {
+        mut answers,
+        gathered,
+        refused,
+    } = ShardAnswers::of(division, ReportReply::decode);
+    if answers.iter().flatten().any(|reply| reply.taken > 0) {
+        let is_bad = |error: &WireError| error.code == ErrorCode::BadRequest;
+        answers.retain(|answer| !answer.as_ref().is_err_and(is_bad));
     }
-    merge(division, ReportReply::decode, |replies, _| {
+    let reply = sort_out(answers, &gathered, &refused).map(|replies| {
         let taken = replies.iter().map(|reply| reply.taken);
-        Ok(taken.fold(0, u64::saturating_add))
-    })
+        taken.fold(0, u64::saturating_add)
+    });
+    Merged {
+        reply,
+        gathered,
+        refused,
+    }
 }
 
-/// Decodes the replies of one division (way to divide the workers into shards), and merges them. A shard counts as
-/// missing if it could not answer, or if its reply cannot be decoded.
+/// Answers of the shards of one division (way to divide the workers into shards). A shard counts as missing if it could not
+/// answer, or if its reply cannot be decoded.
+struct ShardAnswers<T> {
+    answers: Vec<ShardAnswer<T>>,
+    gathered: Gathered,
+    /// Reasons, in words, why replies are of no use, by the shard's index.
+    refused: BTreeMap<u32, String>,
+}
+
+impl<T> ShardAnswers<T> {
+    /// Decodes the replies of a division.
+    fn of(
+        division: Division<Message>,
+        decode: impl Fn(&[u8]) -> Result<T, rmp_serde::decode::Error>,
+    ) -> Self {
+        let mut missing: BTreeSet<u32> = (0..division.shards).collect();
+        let mut refused = BTreeMap::new();
+        let mut answers = Vec::with_capacity(division.replies.len());
+        for (index, message) in division.replies {
+            match answered(&message, &decode) {
+                Ok(answer) => {
+                    missing.remove(&index);
+                    answers.push(answer);
+                }
+                Err(words) => {
+                    tracing::debug!(shard = index, words, "a shard's reply is of no use");
+                    refused.insert(index, words);
+                }
+            }
+        }
+        let gathered = Gathered {
+            shards: division.shards,
+            missing: missing.into_iter().collect(),
+        };
+        Self {
+            answers,
+            gathered,
+            refused,
+        }
+    }
+}
+
+/// Decodes the replies of one division, and merges them.
 fn merge<Reply, Whole>(
     division: Division<Message>,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,
     merge: impl FnOnce(Vec<Reply>, &Gathered) -> Result<Whole, WireError>,
 ) -> Merged<Whole> {
-    let mut missing: BTreeSet<u32> = (0..division.shards).collect();
-    let mut refused = BTreeMap::new();
-    let mut answers: Vec<ShardAnswer<Reply>> = Vec::with_capacity(division.replies.len());
-    for (index, message) in division.replies {
-        match answered(&message, &decode) {
-            Ok(answer) => {
-                missing.remove(&index);
-                answers.push(answer);
-            }
-            Err(words) => {
-                tracing::debug!(shard = index, words, "a shard's reply is of no use");
-                refused.insert(index, words);
-            }
-        }
-    }
-    let gathered = Gathered {
-        shards: division.shards,
-        missing: missing.into_iter().collect(),
-    };
+    let ShardAnswers {
+        answers,
+        gathered,
+        refused,
+    } = ShardAnswers::of(division, decode);
     let reply = sort_out(answers, &gathered, &refused).and_then(|replies| merge(replies, &gathered));
     Merged {
         reply,

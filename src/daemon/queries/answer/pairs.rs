@@ -5,6 +5,7 @@
 //! second search finds the last resumable one.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use kvatlas_core::index::{HolderRecord, Matches, NearBlocks};
 
@@ -24,19 +25,16 @@ impl OfPairs {
         hashes_pairs: impl Fn(&HolderRecord) -> bool,
         search: impl FnOnce(u32) -> Matches,
     ) -> Option<Self> {
-        let is_beyond = |usable: u32, holder: &HolderRecord| usable > bound && hashes_pairs(holder);
         let beyond = whole
             .holders()
-            .filter(|found| is_beyond(found.usable_blocks, found.holder));
-        let mut usable: HashMap<_, _> = beyond
-            .map(|found| (std::ptr::from_ref(&**found.holder), 0))
-            .collect();
+            .filter(|found| found.usable_blocks > bound && hashes_pairs(found.holder));
+        let mut usable: HashMap<_, _> = beyond.map(|found| (Arc::as_ptr(found.holder), 0)).collect();
         if usable.is_empty() {
             return None;
         }
         let found = search(bound);
         for again in found.holders() {
-            if let Some(usable) = usable.get_mut(&std::ptr::from_ref(&**again.holder)) {
+            if let Some(usable) = usable.get_mut(&Arc::as_ptr(again.holder)) {
                 *usable = again.usable_blocks;
             }
         }
