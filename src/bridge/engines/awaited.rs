@@ -341,7 +341,7 @@ impl BridgeState {
         missing
     }
 
-    /// Whether the server that `by` is is there. Sources and clients are.
+    /// Whether the party `by` is there. Sources and clients always are.
     fn is_there(&self, by: &GivenBy) -> bool {
         self.handle_of(by).is_none_or(|server| server.is_there())
     }

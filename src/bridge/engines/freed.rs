@@ -1,8 +1,8 @@
 //! Engines that are no longer followed, and what is followed in their place.
 //!
-//! Where an engine goes, one that was refused may be followed, because it has the same name or address, or because there is room
-//! now. So the bridge tries the refused ones before it tells daemons that an engine is gone. Daemons would otherwise give exact
-//! answers that leave out whatever has the name from then on.
+//! An engine that was refused may be followed where another one goes: it has the same name or address, or there is room now. So
+//! the bridge tries the refused ones before it tells daemons that an engine is gone. Daemons would otherwise give exact answers
+//! that leave out whatever has the name from then on.
 
 use kvatlas_process::registry::{Connection, EngineKey, GivenEngine, NewEngine, NewServer};
 

@@ -433,8 +433,9 @@ impl SharedRegistrations {
         }
     }
 
-    /// Writes a registration, and returns its revision. Writes nothing, and returns `None`, if a newer entry has come, which
-    /// the watch shows next, or if it is the end of one that has given way, and the engine is registered otherwise by now.
+    /// Writes a registration, and returns its revision. Writes nothing, and returns `None`, in two cases. Either a newer entry
+    /// has come, which the watch shows next. Or this is the end of a registration that has given way, and the engine is
+    /// registered otherwise by now.
     async fn write(
         &self,
         keys: &Store,
