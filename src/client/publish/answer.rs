@@ -76,9 +76,8 @@ impl Outbox {
         let mut table = self.table.take().ok_or_else(|| {
             unavailable("this publisher took up an epoch of another one and does not know the full state")
         })?;
-        let is_settled = table.settle(clocks.monotonic_us);
-        let doubts = self.doubts.union(table.doubts());
-        let encoded = is_settled.then(|| self.encode_state(table.state(), doubts));
+        let settled = table.settle(clocks.monotonic_us);
+        let encoded = settled.map(|doubts| self.encode_state(table.state(), self.doubts.union(doubts)));
         self.table = Some(table);
         encoded.ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))
     }
@@ -462,6 +461,29 @@ mod tests {
         assert_eq!(doubts(&mut outbox, at(60_000_001)), gap);
         outbox.add(Tier::DEVICE, vec![Event::Cleared], at(60_000_002));
         assert!(doubts(&mut outbox, at(60_000_002)).is_empty());
+    }
+
+    #[test]
+    fn a_state_is_whole_again_once_what_waited_has_its_parent() {
+        let gap = DegradedReasons::of(DegradedReason::UpstreamGap);
+        let at = |monotonic_us| Clocks {
+            monotonic_us,
+            unix_us: monotonic_us,
+        };
+        let stored = |parent: Option<u64>, hash| {
+            let parent = parent.map(SequenceHash);
+            Event::Stored(StoredBlocks::by_sequence(parent, None, vec![SequenceHash(hash)]))
+        };
+        let mut outbox = outbox(options());
+        outbox.add(Tier::DEVICE, vec![stored(Some(7000), 7001)], at(0));
+        assert_eq!(doubts(&mut outbox, at(1_000_000)), gap, "it is left out");
+        outbox.add(Tier::DEVICE, vec![stored(None, 7000)], at(2_000_000));
+        assert!(doubts(&mut outbox, at(2_000_000)).is_empty(), "nothing waits");
+        // Who got the state that lacked it still lacks it.
+        let doubted = Event::Doubted(DegradedReasons::default());
+        let sealed = outbox.add(Tier::DEVICE, vec![doubted], at(3_000_000));
+        let sent = EventBatch::decode(&sealed[0].payload, &WireLimits::default()).unwrap();
+        assert_eq!(sent.events, [Event::Doubted(gap)]);
     }
 
     #[test]

@@ -227,8 +227,13 @@ impl Outbox {
         // left some blocks out.
         let left_out = self.table.as_ref().map(BlockTable::doubts).unwrap_or_default();
         for event in &mut events {
-            if let Event::Doubted(doubts) = event {
-                *doubts = doubts.union(left_out);
+            match event {
+                Event::Doubted(doubts) => {
+                    self.doubts = *doubts;
+                    *doubts = doubts.union(left_out);
+                }
+                Event::Cleared | Event::Goodbye => self.doubts = DegradedReasons::default(),
+                Event::Stored(_) | Event::Removed(_) | Event::Resumable(_) => {}
             }
         }
         self.cursor.seq += 1;
@@ -252,13 +257,6 @@ impl Outbox {
         self.ring.push(payload.clone());
         let is_heartbeat = batch.events.is_empty();
         self.has_left = batch.events.contains(&Event::Goodbye);
-        for event in &batch.events {
-            match event {
-                Event::Doubted(doubts) => self.doubts = *doubts,
-                Event::Cleared | Event::Goodbye => self.doubts = DegradedReasons::default(),
-                Event::Stored(_) | Event::Removed(_) | Event::Resumable(_) => {}
-            }
-        }
         if let Some(table) = &mut self.table {
             for event in batch.events {
                 table.apply(event, tier, clocks.monotonic_us);

@@ -19,6 +19,8 @@ pub(super) struct BlockTable {
     /// Whether the table lacks blocks that the holder may still have, for example because there was no room for them.
     /// This ends only when all blocks are cleared.
     is_short: bool,
+    /// Whether a daemon was given a state without blocks that waited for their parent. Ends like `is_short`.
+    has_given_less: bool,
     /// Time since which some stored blocks wait for their parent, in microseconds; `None` if none do.
     unsettled_us: Option<u64>,
 }
@@ -29,6 +31,7 @@ impl BlockTable {
         Ok(Self {
             writer: index.register(id)?,
             is_short: false,
+            has_given_less: false,
             unsettled_us: None,
         })
     }
@@ -36,7 +39,10 @@ impl BlockTable {
     /// Applies a change. `now_us` is the time in microseconds, on a clock that does not run backwards.
     pub(super) fn apply(&mut self, event: Event, tier: Tier, now_us: u64) {
         let applied = self.writer.apply(event, tier, now_us);
-        self.is_short = applied.is_short() || self.is_short && !applied.cleared && !applied.goodbye;
+        if applied.cleared || applied.goodbye {
+            (self.is_short, self.has_given_less) = (false, false);
+        }
+        self.is_short |= applied.is_short();
         self.note_waiting(now_us);
     }
 
@@ -48,32 +54,40 @@ impl BlockTable {
     /// Removes all blocks of the holder from the table. The table then lacks no blocks.
     pub(super) fn clear(&mut self) {
         self.writer.clear();
-        (self.is_short, self.unsettled_us) = (false, None);
+        (self.is_short, self.has_given_less, self.unsettled_us) = (false, false, None);
     }
 
-    /// Returns the doubts about [`Self::state`]: none, unless it lacks blocks that the holder may still have.
+    /// Returns the doubts about the states that daemons were given: none, unless one lacked blocks that the holder may
+    /// still have.
     pub(super) fn doubts(&self) -> DegradedReasons {
-        match self.is_short {
-            true => DegradedReasons::of(DegradedReason::UpstreamGap),
-            false => DegradedReasons::default(),
-        }
+        doubts_of(self.is_short || self.has_given_less)
     }
 
-    /// Whether a daemon that asks can be given [`Self::state`]. It cannot while stored blocks wait for their parent. If some
-    /// have waited for a second, the state leaves them out, and is short from then on. `now_us` is as in [`Self::apply`].
-    pub(super) fn settle(&mut self, now_us: u64) -> bool {
+    /// Returns the doubts about [`Self::state`] if a daemon that asks can be given it, and notes that it is. `None` while
+    /// stored blocks wait for their parent. If some have waited for a second, the state leaves them out, and is in doubt.
+    /// `now_us` is as in [`Self::apply`].
+    pub(super) fn settle(&mut self, now_us: u64) -> Option<DegradedReasons> {
         self.is_short |= self.writer.expire_parked(now_us).is_short();
         self.note_waiting(now_us);
         let Some(since_us) = self.unsettled_us else {
-            return true;
+            return Some(doubts_of(self.is_short));
         };
-        let has_waited = now_us.saturating_sub(since_us) >= UNSETTLED_US;
-        self.is_short |= has_waited;
-        has_waited
+        if now_us.saturating_sub(since_us) < UNSETTLED_US {
+            return None;
+        }
+        self.has_given_less = true;
+        Some(self.doubts())
     }
 
     /// Returns all blocks of the holder, parents first.
     pub(super) fn state(&mut self) -> impl Iterator<Item = (Tier, Event)> + '_ {
         self.writer.dump_events(EVENT_BLOCKS_MAX)
+    }
+}
+
+fn doubts_of(is_short: bool) -> DegradedReasons {
+    match is_short {
+        true => DegradedReasons::of(DegradedReason::UpstreamGap),
+        false => DegradedReasons::default(),
     }
 }

@@ -56,6 +56,7 @@ def test_a_full_answer_waits_for_a_parent_for_a_moment_only() -> None:
     outbox.add(0, [Stored([7])], Clocks(12.0, 0))
     [sealed] = outbox.add(0, [Doubted([])], Clocks(12.0, 0))
     assert msgpack.unpackb(sealed.payload)["events"][0]["reasons"] == ["upstream_gap"]
+    assert doubts(outbox, 12.0) == [], "nothing is left out now"
 
 
 @pytest.mark.parametrize("begin_anew", [True, False])

@@ -233,8 +233,8 @@ class Outbox:
         return [] if self._has_left else [self._number(Tier.DEVICE, [], clocks)]
 
     def _with_left_out(self, doubted: Doubted) -> Doubted:
-        """What is doubted, and that blocks were left out of the full state, if they were."""
-        if self.table is None or not self.table.is_short:
+        """What is doubted, and that blocks were left out of a full state that a daemon may have, if they were."""
+        if self.table is None or not self.table.has_given_less:
             return doubted
         return Doubted([*doubted.reasons, "upstream_gap"])
 
@@ -242,6 +242,11 @@ class Outbox:
         if self._has_left:
             self._come_back(clocks)
         self.cursor = Cursor(self.cursor.epoch, self.cursor.seq + 1)
+        for event in events:
+            if isinstance(event, Doubted):
+                self._doubts = event.reasons
+            elif isinstance(event, Cleared | Goodbye):
+                self._doubts = ()
         # What is doubted now replaces what a full state has said: that it is not all stays.
         events = [self._with_left_out(event) if isinstance(event, Doubted) else event for event in events]
         # Times grow, also where the clock is set back.
@@ -251,12 +256,8 @@ class Outbox:
         payload = self._encode(self.cursor, events, tier, self._made_us, profile)
         self._ring.push(payload)
         self._has_left = any(isinstance(event, Goodbye) for event in events)
-        for event in events:
-            if isinstance(event, Doubted):
-                self._doubts = event.reasons
-            elif isinstance(event, Cleared | Goodbye):
-                self._doubts = ()
-            if self.table is not None:
+        if self.table is not None:
+            for event in events:
                 self.table.apply(event, tier, clocks.monotonic)
         return SealedBatch(self.cursor, payload, not events)
 
@@ -358,9 +359,9 @@ class Outbox:
         batches = [self._encode(cursor, events, tier) for tier, events in self._shared(state, self._chunk_bytes_max)]
         if self._tells_profile:
             batches.append(self._encode(cursor, [], profile=self._profile))
-        doubted = self._with_left_out(Doubted(self._doubts))
-        if doubted.reasons:
-            batches.append(self._encode(cursor, [doubted]))
+        doubts = [*self._doubts, "upstream_gap"] if self.table.is_short else self._doubts
+        if doubts:
+            batches.append(self._encode(cursor, [Doubted(doubts)]))
         return batches
 
     def _shared(self, told: Iterable[tuple[int, Event]], bytes_max: float) -> Iterator[tuple[int, list[Event]]]:

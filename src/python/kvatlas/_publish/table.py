@@ -139,6 +139,7 @@ class BlockTable:
         self._awaited: set[Place] = set()
         self._parking = Parking()
         self._is_short = False
+        self._has_given_less = False
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -151,14 +152,21 @@ class BlockTable:
         self._awaited.clear()
         self._parking.clear()
         self._is_short = False
+        self._has_given_less = False
 
     @property
     def is_short(self) -> bool:
-        """Whether blocks were left out that the holder may still have. Until everything is cleared.
+        """Whether blocks are left out that the holder may still have.
 
-        There was no place or no room for them, or another block has taken their name or their place.
+        They wait for their parent. Or, until everything is cleared: there was no place or no room for them, or another block has taken
+        their name or their place.
         """
-        return self._is_short or self._parking.has_dropped
+        return self._is_short or self._parking.has_dropped or len(self._parking) > 0
+
+    @property
+    def has_given_less(self) -> bool:
+        """Whether a state was given that left out blocks that the holder may still have. Until everything is cleared."""
+        return self._has_given_less or self._is_short or self._parking.has_dropped
 
     def apply(self, event: Event, tier: int, now: float) -> None:
         """Takes a change up. ``now`` is a clock in seconds that does not run backwards."""
@@ -460,7 +468,7 @@ class BlockTable:
         if len(self._parking):
             if not self._parking.has_waited(now):
                 return None
-            self._is_short = True
+            self._has_given_less = True
         return self._dump(int(min(max(event_bytes_max / _BLOCK_BYTES, 1), EVENT_BLOCKS_MAX)))
 
     def _dump(self, blocks_max: int) -> Iterator[tuple[Tier, Event]]:
