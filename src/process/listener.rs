@@ -8,7 +8,7 @@
 //! | a connection without a request | `head_timeout`, the time to send the head of a request |
 //! | a connection while a limit is reached | the oldest connection that waits for its client is closed to make room for
 //! a new one |
-//! | a connection whose request's body does not come | its reader [notes](ClientWait) that it waits for its client |
+//! | a connection whose request's body does not come | its reader [notes](ConnectionHandle::wait) that it waits for its client |
 //! | memory for a head | `head_bytes_max` |
 //! | an answer that it does not read | `unread_timeout`, by the system (on Linux) |
 //!
@@ -290,7 +290,10 @@ async fn serve<S, B>(
     let watched = service_fn(move |mut request: Request<Incoming>| {
         waits.store(false, Ordering::Release);
         request.extensions_mut().insert(Peer(peer));
-        request.extensions_mut().insert(ClientWait(Arc::clone(waits)));
+        request.extensions_mut().insert(ConnectionHandle {
+            waits: Arc::clone(waits),
+            displaced: place.displaced.clone(),
+        });
         let answering = service.call(request);
         async move {
             let answer = answering.await;
@@ -342,19 +345,26 @@ fn log_end(listener: &'static str, result: hyper::Result<()>) {
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
-/// Handle by which the reader of a request's body notes that the connection waits for its client. The handle is an extension of
-/// the request.
+/// Handle of the connection over which a request came. Handlers find it among the request's extensions.
 #[derive(Debug, Clone)]
-pub struct ClientWait(Arc<AtomicBool>);
+pub struct ConnectionHandle {
+    waits: Arc<AtomicBool>,
+    displaced: CancellationToken,
+}
 
 /// Guard for the time in which a connection waits for its client. Dropping it ends that time.
 pub struct Waiting(Arc<AtomicBool>);
 
-impl ClientWait {
+impl ConnectionHandle {
     /// Notes that the connection waits for its client, until the guard is dropped.
-    pub fn begin(&self) -> Waiting {
-        self.0.store(true, Ordering::Release);
-        Waiting(Arc::clone(&self.0))
+    pub fn wait(&self) -> Waiting {
+        self.waits.store(true, Ordering::Release);
+        Waiting(Arc::clone(&self.waits))
+    }
+
+    /// Closes the connection, also in the middle of an answer.
+    pub fn close(&self) {
+        self.displaced.cancel();
     }
 }
 

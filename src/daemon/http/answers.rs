@@ -1,16 +1,18 @@
 //! Room for answers that their clients have not read yet. One bound in bytes covers all of them together, and half of it
-//! those of one source, so that a client that reads nothing leaves room for others. The listener closes the connection
-//! of a client that reads nothing for a while.
+//! those of one source, so that a client that reads nothing leaves room for others. A client that reads too slowly loses
+//! its connection once others need its room. The listener closes the connection of a client that reads nothing for a while.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 
+use kvatlas_process::listener::ConnectionHandle;
 use kvatlas_telemetry::HttpAnswerMetrics;
 
 use super::error::HttpRefusal;
@@ -18,39 +20,62 @@ use super::error::HttpRefusal;
 /// Maximum length of an answer that needs no room, in bytes. The bound on connections bounds these answers.
 const SHORT_BYTES_MAX: usize = 16 << 10;
 
+/// Number of bytes that a client has to read in the time of a request (`http.request_timeout_ms`) on average, if others
+/// wait for it.
+pub(super) const RATE_BYTES: u32 = 1 << 20;
+
 /// Room for the answers of one listener.
 pub(super) struct AnswerRoom {
     held: Arc<Mutex<HeldAnswers>>,
     bytes_max: usize,
+    /// Maximum time for each [`RATE_BYTES`] of an answer whose room others need.
+    patience: Duration,
     metrics: HttpAnswerMetrics,
 }
 
-/// Numbers of bytes of the answers that have room, by source.
+/// Client that reads an answer.
+#[derive(Clone, Default)]
+pub(super) struct AnswerReader {
+    pub(super) source: Option<IpAddr>,
+    pub(super) connection: Option<ConnectionHandle>,
+}
+
+/// The answers that have room, by their number, so the oldest first.
 #[derive(Default)]
 struct HeldAnswers {
-    by_source: HashMap<Option<IpAddr>, usize>,
+    answers: BTreeMap<u64, Reading>,
+    bytes_by_source: HashMap<Option<IpAddr>, usize>,
+    begun: u64,
+}
+
+/// Answer that its client has not read yet.
+struct Reading {
+    reader: AnswerReader,
+    bytes: usize,
+    since: Instant,
 }
 
 /// Answer with its room. Dropping it, which happens when all of it has been written, frees the room.
 struct HeldAnswer {
     bytes: Bytes,
-    source: Option<IpAddr>,
+    number: u64,
     held: Arc<Mutex<HeldAnswers>>,
 }
 
 impl AnswerRoom {
     /// Creates the room for `bytes_max` bytes of answers.
-    pub(super) fn new(bytes_max: usize) -> Self {
+    pub(super) fn new(bytes_max: usize, patience: Duration) -> Self {
         Self {
             held: Arc::default(),
             bytes_max,
+            patience,
             metrics: HttpAnswerMetrics::new(),
         }
     }
 
-    /// Reserves room for an answer to `source`, until it is written. Returns a refusal instead if there is none. An
+    /// Reserves room for an answer to `reader`, until it is written. Returns a refusal instead if there is none. An
     /// answer whose length is not known, as that of a dump, needs none: it is made as it is read.
-    pub(super) async fn hold(&self, response: Response, source: Option<IpAddr>) -> Response {
+    pub(super) async fn hold(&self, response: Response, reader: AnswerReader) -> Response {
         let length = response.body().size_hint().exact();
         let length = length.and_then(|length| usize::try_from(length).ok());
         if length.is_none_or(|length| length <= SHORT_BYTES_MAX) {
@@ -64,7 +89,7 @@ impl AnswerRoom {
                     .into_response();
             }
         };
-        match self.take(bytes, source) {
+        match self.take(bytes, reader) {
             Some(held) => Response::from_parts(head, Body::from(Bytes::from_owner(held))),
             None => {
                 self.metrics.refused();
@@ -73,24 +98,80 @@ impl AnswerRoom {
         }
     }
 
-    /// Reserves room. `None` if there is none. A source that has no answer may have one that is longer than half of the room,
-    /// and counts as half of it for others.
-    fn take(&self, bytes: Bytes, source: Option<IpAddr>) -> Option<HeldAnswer> {
+    /// Reserves room. Where there is none, clients that read too slowly lose theirs, and their connections. `None` if there
+    /// is still none then.
+    fn take(&self, bytes: Bytes, reader: AnswerReader) -> Option<HeldAnswer> {
         let mut held = self.held.lock();
-        let half = self.bytes_max / 2;
-        let others = held.by_source.iter().filter(|(other, _)| **other != source);
-        let others: usize = others.map(|(_, bytes)| half.min(*bytes)).sum();
-        let own = held.by_source.get(&source).copied().unwrap_or_default();
-        let all = own + bytes.len();
-        if (own > 0 && all > half) || others + half.min(all) > self.bytes_max {
-            return None;
+        while let Some(shortage) = held.shortage(bytes.len(), reader.source, self.bytes_max) {
+            let late = held.answers.iter().find(|(_, answer)| {
+                let is_in_the_way = shortage == Shortage::OfAll || answer.reader.source == reader.source;
+                is_in_the_way && answer.is_late(self.patience)
+            });
+            let number = *late?.0;
+            if let Some(late) = held.remove(number)
+                && let Some(connection) = late.reader.connection
+            {
+                connection.close();
+            }
         }
-        held.by_source.insert(source, all);
+        let number = held.begun;
+        held.begun += 1;
+        *held.bytes_by_source.entry(reader.source).or_default() += bytes.len();
+        let reading = Reading {
+            reader,
+            bytes: bytes.len(),
+            since: Instant::now(),
+        };
+        held.answers.insert(number, reading);
         Some(HeldAnswer {
             bytes,
-            source,
+            number,
             held: Arc::clone(&self.held),
         })
+    }
+}
+
+/// Kind of room that is missing.
+#[derive(PartialEq, Eq)]
+enum Shortage {
+    /// The source has as much as one source may.
+    OfSource,
+    OfAll,
+}
+
+impl HeldAnswers {
+    /// Returns the kind of room that is missing for `length` more bytes, if any. A source that has no answer may have one
+    /// that is longer than half of the room, and counts as half of it for others.
+    fn shortage(&self, length: usize, source: Option<IpAddr>, bytes_max: usize) -> Option<Shortage> {
+        let half = bytes_max / 2;
+        let others = self.bytes_by_source.iter().filter(|(other, _)| **other != source);
+        let others: usize = others.map(|(_, bytes)| half.min(*bytes)).sum();
+        let own = self.bytes_by_source.get(&source).copied().unwrap_or_default();
+        let all = own + length;
+        if own > 0 && all > half {
+            return Some(Shortage::OfSource);
+        }
+        (others + half.min(all) > bytes_max).then_some(Shortage::OfAll)
+    }
+
+    /// Frees the room of an answer. `None` if it is free already.
+    fn remove(&mut self, number: u64) -> Option<Reading> {
+        let removed = self.answers.remove(&number)?;
+        if let Some(own) = self.bytes_by_source.get_mut(&removed.reader.source) {
+            *own -= removed.bytes;
+            if *own == 0 {
+                self.bytes_by_source.remove(&removed.reader.source);
+            }
+        }
+        Some(removed)
+    }
+}
+
+impl Reading {
+    /// Returns whether the client reads more slowly than [`RATE_BYTES`] in each `patience`.
+    fn is_late(&self, patience: Duration) -> bool {
+        let parts = self.bytes.div_ceil(RATE_BYTES as usize);
+        self.since.elapsed() >= patience.saturating_mul(u32::try_from(parts).unwrap_or(u32::MAX))
     }
 }
 
@@ -102,13 +183,7 @@ impl AsRef<[u8]> for HeldAnswer {
 
 impl Drop for HeldAnswer {
     fn drop(&mut self) {
-        let mut held = self.held.lock();
-        if let Some(own) = held.by_source.get_mut(&self.source) {
-            *own -= self.bytes.len();
-            if *own == 0 {
-                held.by_source.remove(&self.source);
-            }
-        }
+        self.held.lock().remove(self.number);
     }
 }
 
@@ -120,14 +195,44 @@ mod tests {
 
     use super::*;
 
+    fn reader(number: u32) -> AnswerReader {
+        AnswerReader {
+            source: Some(IpAddr::from(Ipv4Addr::from_bits(number))),
+            connection: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_slowly_loses_the_room_that_others_need() {
+        const LENGTH: usize = 20 << 10;
+        let answer = || Response::new(Body::from(vec![b'a'; LENGTH]));
+        let room = AnswerRoom::new(4 * LENGTH, Duration::ZERO);
+        let mut slow = Vec::new();
+        for number in [1, 1, 2, 2] {
+            slow.push(room.hold(answer(), reader(number)).await);
+        }
+        // A source replaces its own oldest answer, also where it is not the oldest of all.
+        slow.push(room.hold(answer(), reader(2)).await);
+        let readers = || {
+            let held = room.held.lock();
+            let of = |(number, reading): (&u64, &Reading)| (*number, reading.reader.source);
+            held.answers.iter().map(of).collect::<Vec<_>>()
+        };
+        let [one, two, three] = [1, 2, 3].map(|number| reader(number).source);
+        assert_eq!(readers(), [(0, one), (1, one), (3, two), (4, two)]);
+        slow.push(room.hold(answer(), reader(3)).await);
+        assert_eq!(readers(), [(1, one), (3, two), (4, two), (5, three)]);
+        slow.clear();
+        assert!(room.held.lock().bytes_by_source.is_empty());
+    }
+
     #[tokio::test]
     async fn unread_answers_of_one_source_leave_room_for_others() {
         const LENGTH: usize = 20 << 10;
-        let room = AnswerRoom::new(10 * LENGTH);
-        let source = |number| Some(IpAddr::from(Ipv4Addr::from_bits(number)));
+        let room = AnswerRoom::new(10 * LENGTH, Duration::MAX);
         let ask = async |number| {
             let answer = Response::new(Body::from(vec![b'a'; LENGTH]));
-            let mut answer = room.hold(answer, source(number)).await;
+            let mut answer = room.hold(answer, reader(number)).await;
             let refusal = answer.extensions_mut().remove::<HttpRefusal>();
             match refusal {
                 Some(refusal) => Err(refusal.respond(false).status()),
@@ -156,10 +261,10 @@ mod tests {
         drop(read);
         unread.push(ask(8).await.unwrap());
         unread.clear();
-        assert!(room.held.lock().by_source.is_empty());
+        assert!(room.held.lock().answers.is_empty());
         // A long answer is possible, and leaves half of the room to others.
         let long = Response::new(Body::from(vec![b'a'; 11 * LENGTH]));
-        let long = room.hold(long, source(1)).await;
+        let long = room.hold(long, reader(1)).await;
         assert_eq!(long.status(), StatusCode::OK);
         assert!(ask(1).await.is_err());
         for number in 2..7 {
@@ -167,6 +272,6 @@ mod tests {
         }
         assert!(ask(8).await.is_err());
         let short = Response::new(Body::from("short"));
-        assert_eq!(room.hold(short, source(2)).await.status(), StatusCode::OK);
+        assert_eq!(room.hold(short, reader(2)).await.status(), StatusCode::OK);
     }
 }

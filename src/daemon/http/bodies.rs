@@ -20,7 +20,7 @@ use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use kvatlas_process::listener::{ClientWait, Peer, source_of};
+use kvatlas_process::listener::{ConnectionHandle, Peer, source_of};
 use kvatlas_telemetry::HttpBodyMetrics;
 
 use super::error::HttpRefusal;
@@ -114,7 +114,10 @@ impl Bodies {
             return Err(HttpRefusal::BodyTooLarge { bytes_max });
         }
         let room = self.begin(&request);
-        let _waiting = request.extensions().get::<ClientWait>().map(ClientWait::begin);
+        let _waiting = request
+            .extensions()
+            .get::<ConnectionHandle>()
+            .map(ConnectionHandle::wait);
         let mut body = request.into_body();
         let receiving = self.receive_all(&mut body, &room);
         let received = tokio::select! {
@@ -160,7 +163,10 @@ impl Bodies {
     /// Reads the short body of a refused request, so that its connection can be used again. If the body is longer, or does not
     /// come in time, the connection ends after the response.
     pub(super) async fn drain(&self, request: Request) {
-        let _waiting = request.extensions().get::<ClientWait>().map(ClientWait::begin);
+        let _waiting = request
+            .extensions()
+            .get::<ConnectionHandle>()
+            .map(ConnectionHandle::wait);
         let mut body = request.into_body();
         let draining = async {
             let mut bytes = 0;

@@ -25,6 +25,7 @@ use crate::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
 use crate::queries::IndexHere;
 use kvatlas_telemetry::log_gated;
 
+use super::answers::RATE_BYTES;
 use super::dialect::labels_of;
 use super::error::HttpRefusal;
 use super::shared::HttpShared;
@@ -33,8 +34,6 @@ use super::shared::HttpShared;
 const PIECES_MAX: usize = 4;
 /// Approximate length of a piece of the answer, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
-/// Number of bytes that a client has to read in the time of a request (`http.request_timeout_ms`) on average.
-const RATE_BYTES: u32 = 1 << 20;
 
 /// Answers `GET /dump`. Refuses a second dump while one is under way.
 pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Response, HttpRefusal> {

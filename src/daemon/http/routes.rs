@@ -13,9 +13,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 
 use crate::traces::{OpenSpan, SpanKind, TRACEPARENT};
-use kvatlas_process::listener::{Peer, source_of};
+use kvatlas_process::listener::{ConnectionHandle, Peer, source_of};
 use kvatlas_telemetry::labels::{HttpRoute, LabelValue};
 
+use super::answers::AnswerReader;
 use super::error::HttpRefusal;
 use super::shared::{HttpShared, json_response};
 use super::{contract, dialect, dump, lookup, models, openapi, registration, reports, workers};
@@ -108,7 +109,10 @@ async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Ne
     let span = span_of(&shared, route, &request);
     let is_open = route == HttpRoute::Health;
     let peer = request.extensions().get::<Peer>();
-    let source = peer.map(|peer| source_of(peer.0.ip()));
+    let reader = AnswerReader {
+        source: peer.map(|peer| source_of(peer.0.ip())),
+        connection: request.extensions().get::<ConnectionHandle>().cloned(),
+    };
     let token = shared.parts.token.as_ref();
     let mut response = if is_open || token.is_none_or(|token| token.allows(request.headers())) {
         next.run(request).await
@@ -117,7 +121,7 @@ async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Ne
             .await
             .into_response()
     };
-    response = shared.answers.hold(response, source).await;
+    response = shared.answers.hold(response, reader).await;
     if let Some(error) = response.extensions_mut().remove::<HttpRefusal>() {
         response = error.respond(!is_contract);
     }

@@ -127,7 +127,7 @@ impl HttpShared {
                 timeout: parts.request_timeout,
                 setting: "http.max_receiving_bytes",
             }),
-            answers: AnswerRoom::new(parts.receiving_bytes_max),
+            answers: AnswerRoom::new(parts.receiving_bytes_max, parts.request_timeout),
             parts,
         }
     }
