@@ -69,6 +69,8 @@ metric_group! {
         pub discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
         /// Engines that the bridge found and does not follow, by source; `/workers` of the bridge says why.
         pub refused: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_refused_engines", Count;
+        /// Models of which daemons are not told that the bridge refuses their engines, because too many are told of.
+        pub models_untold: Gauge = "kvatlas_bridge_models_untold", Count;
         /// Failed searches for engines, by source; the bridge still follows the engines that it found before, but none of an
         /// InferencePool that is gone.
         pub discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;

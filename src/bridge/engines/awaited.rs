@@ -180,7 +180,9 @@ impl Bridge {
     /// longer refused, which end with that.
     pub(super) fn announce_refused(&self, state: &mut BridgeState) -> Vec<Freed> {
         let ended = state.take_ended();
-        for (by, (mut engine, trouble)) in state.missing(self.inner.options.engines_max) {
+        let (missing, untold) = state.missing(self.inner.options.engines_max);
+        self.inner.metrics.models_untold.set(untold as f64);
+        for (by, (mut engine, trouble)) in missing {
             engine.block_size = state.size_in_force(&engine);
             self.spawn_announcement(state, by, engine, trouble);
         }
@@ -312,12 +314,13 @@ impl BridgeState {
 
     /// Returns a refused engine to announce of each model for which none stands, with the party that gives it and the words for
     /// it. An announced engine stands for its model. Daemons are not told for ever of one whose server is not there: that one
-    /// stands only for others whose servers are not there, either.
-    fn missing(&self, engines_max: usize) -> Vec<(GivenBy, (NewEngine, String))> {
+    /// stands only for others whose servers are not there, either. Also returns the number of models for which there is no
+    /// room.
+    fn missing(&self, engines_max: usize) -> (Vec<(GivenBy, (NewEngine, String))>, usize) {
         let told = self.announced.iter().filter(|(_, told)| told.is_refused());
         let told: Vec<(&GivenBy, &ModelKey)> = told.map(|(key, told)| (&told.by, &key.model)).collect();
         let mut room = engines_max.max(ANNOUNCED_MIN).saturating_sub(told.len());
-        let mut missing = Vec::new();
+        let (mut missing, mut untold) = (Vec::new(), 0);
         let mut stand: BTreeSet<&ModelKey> = BTreeSet::new();
         for is_there in [true, false] {
             let standing = told.iter().filter(|(by, _)| self.is_there(by) == is_there);
@@ -329,16 +332,16 @@ impl BridgeState {
                 }
                 if room == 0 {
                     log_gated!(warn "daemons do not know that engines of a model are not followed: too many are announced"; %model);
-                    return missing;
-                }
-                if let Some(announced) = refused.announced() {
+                    untold += 1;
+                    stand.insert(model);
+                } else if let Some(announced) = refused.announced() {
                     room -= 1;
                     stand.insert(model);
                     missing.push((by.clone(), announced));
                 }
             }
         }
-        missing
+        (missing, untold)
     }
 
     /// Whether the party `by` is there. Sources and clients always are.
