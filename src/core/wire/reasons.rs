@@ -55,10 +55,11 @@ worded! {
         /// The publisher does not know all groups of layers of the engine. It knows which blocks full attention has,
         /// but not how many of them a request can reuse.
         UnknownGroups = 1 << 13 => "unknown_groups",
-        /// The engine's events do not contain salts, so nothing is certain for a query with a salt.
+        /// The engine's events do not contain salts, so nothing is certain for a query with a salt, nor for one by hashes that
+        /// the holder does not have.
         UntoldSalts = 1 << 14 => "untold_salts",
         /// The engine's events do not reliably tell which adapter a block belongs to. So nothing is certain for a
-        /// query with an adapter.
+        /// query with an adapter, nor for one by hashes that the holder does not have.
         UntoldAdapters = 1 << 15 => "untold_adapters",
         /// The engine hashes each block together with the token after it. Queries by tokens find its blocks. Queries by
         /// hashes find them only if the hashes are computed in the same way.
@@ -153,9 +154,10 @@ impl DegradedReason {
             _ => (false, false, false),
         };
         match self {
-            Self::UntoldSalts => has_salt,
-            Self::UntoldAdapters => has_adapter,
-            // If a query by hashes finds blocks of the holder, its hashes were computed as the engine computes them.
+            // Hashes may be of a prompt with a salt or an adapter. If a query by hashes finds blocks of the holder, they are
+            // not, and were computed as the engine computes them.
+            Self::UntoldSalts => has_salt || !is_by_tokens && !is_listed,
+            Self::UntoldAdapters => has_adapter || !is_by_tokens && !is_listed,
             Self::LooksAhead => !is_by_tokens && !is_listed,
             Self::HashesPairs => false,
             _ => true,

@@ -484,6 +484,9 @@ fn what_an_engine_cannot_tell_is_uncertain_for_who_asks_for_it() {
         scene.found(&prompt(&tokens, Some("a"), None)),
         (Vec::new(), false)
     );
+    // Hashes that nobody has may be of a prompt with a salt.
+    let unknown = QueryKey::SequenceHashes(vec![SequenceHash(1)]);
+    assert_eq!(scene.found(&unknown), (Vec::new(), false));
     // A doubt that concerns every query also concerns this one.
     salts.status().degrade(DegradedReason::UpstreamGap);
     let doubted = who(&[("salts", 1, false), ("told", 1, true)]);
