@@ -49,7 +49,7 @@ pub(crate) use found::{Found, FoundHolder, dialect_query};
 pub(super) use known::is_used;
 use pairs::OfPairs;
 use pieces::BatchReplies;
-use reuse::{limit_of, usable_max, usable_max_of_pairs};
+use reuse::{of_pairs, usable_max, usable_max_of_pairs};
 use spoken::spoken;
 pub(super) use status::encode_status;
 use status::status;
@@ -275,7 +275,7 @@ impl Answerer {
     ) -> (QueryReply, Doubted) {
         let (options, wanted) = (&query.options, doubts.search_of(query));
         let mut of_pairs = None;
-        // Both searches see the same state, or the holders that change are known.
+        // No search sees a batch half applied, or the holders whose batches are being applied are known.
         let seen = search_whole(&doubts.look, || {
             let found = search(wanted);
             let hashes_pairs = |holder: &HolderRecord| {
@@ -294,17 +294,20 @@ impl Answerer {
         });
         let matches = &seen.found;
         let mut doubted = Doubted::default();
-        let reasons = |found: &Match<'_>, near: Option<[NearBlocks; 2]>, is_of_pairs: bool| {
+        let reasons = |found: &Match<'_>, near: Option<[NearBlocks; 2]>| {
             let stated = matches.reasons(found.holder, &self.trust);
             let reasons = doubts.of(found.holder, stated, &seen, true);
-            let asked = if is_of_pairs { asked.of_pairs() } else { asked };
+            let asked = match stated.contains(DegradedReason::HashesPairs) {
+                true => asked.of_pairs(),
+                false => asked,
+            };
             let concerning = doubted.judge(reasons, near, asked);
             self.count_doubt(found.holder, concerning.is_empty());
             concerning
         };
-        let (mut holders, mut holders_total) =
-            best_of(matches, of_pairs.as_ref(), options, is_sorted, reasons);
-        holders_total += add_changing(&mut holders, &seen, options, &doubts.namespace.indexer);
+        let of_pairs = of_pairs.as_ref();
+        let (mut holders, mut holders_total) = best_of(matches, of_pairs, options, is_sorted, reasons);
+        holders_total += add_changing(&mut holders, &seen, of_pairs, options, &doubts.namespace.indexer);
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.worker,
             rank: holder.rank,
@@ -382,11 +385,12 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
 fn add_changing(
     holders: &mut Vec<HolderMatch>,
     seen: &Seen,
+    of_pairs: Option<&OfPairs>,
     options: &QueryOptions,
     indexer: &PositionalIndexer,
 ) -> u32 {
     let is_found = |id: &HolderId| {
-        let mut counted = counted(&seen.found, options);
+        let mut counted = counted(&seen.found, of_pairs, options);
         counted.any(|found| found.holder.id == *id)
     };
     let missed = seen.missed(options.workers.as_deref(), is_found);
@@ -415,29 +419,32 @@ fn most_of(options: &QueryOptions) -> usize {
     limit.and_then(Result::ok).unwrap_or(usize::MAX)
 }
 
-/// Returns the found holders that have at least the number of blocks that the query's options demand.
-fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<Item = Match<'a>> + use<'a> {
+/// Returns the found holders that have at least the number of blocks that the query's options demand. `of_pairs` has what
+/// differs for holders that hash pairs of tokens.
+fn counted<'a>(
+    matches: &'a Matches,
+    of_pairs: Option<&'a OfPairs>,
+    options: &QueryOptions,
+) -> impl Iterator<Item = Match<'a>> + use<'a> {
     let blocks_min = options.min_blocks.max(1);
-    let found = matches.holders();
+    let found = matches.holders().filter_map(move |found| match of_pairs {
+        Some(of_pairs) => of_pairs.again(found),
+        None => Some(found),
+    });
     found.filter(move |found| found.matched_blocks_max >= blocks_min)
 }
 
 /// Returns the holders for a reply, best first, at most as many as the query's options allow. Also returns how many
 /// holders there would be without that limit. Unless `is_sorted`, holders with equal numbers of blocks are in no
-/// particular order. `of_pairs` has what differs for holders that hash pairs of tokens. `reasons` gets a holder's
-/// blocks in near tiers, and whether they are of `of_pairs`.
+/// particular order. `of_pairs` is as in [`counted`]. `reasons` also gets a holder's blocks in near tiers.
 fn best_of(
     matches: &Matches,
     of_pairs: Option<&OfPairs>,
     options: &QueryOptions,
     is_sorted: bool,
-    mut reasons: impl FnMut(&Match<'_>, Option<[NearBlocks; 2]>, bool) -> DegradedReasons,
+    mut reasons: impl FnMut(&Match<'_>, Option<[NearBlocks; 2]>) -> DegradedReasons,
 ) -> (Vec<HolderMatch>, u32) {
-    let mut found: Vec<_> = counted(matches, options).collect();
-    for found in &mut found {
-        let usable = of_pairs.and_then(|of_pairs| of_pairs.usable(found.holder));
-        found.usable_blocks = usable.unwrap_or(found.usable_blocks);
-    }
+    let mut found: Vec<_> = counted(matches, of_pairs, options).collect();
     // The search has found the deepest first.
     if is_sorted || of_pairs.is_some() {
         found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
@@ -445,12 +452,11 @@ fn best_of(
     let total = saturating_u32(found.len());
     found.truncate(most_of(options));
     let holders = found.iter().map(|found| {
-        let of_pairs = of_pairs.filter(|of_pairs| of_pairs.usable(found.holder).is_some());
         let near = match of_pairs {
-            Some(of_pairs) => of_pairs.near_blocks(found.holder),
+            Some(of_pairs) => of_pairs.near_blocks(matches, found.holder),
             None => matches.near_blocks(found.holder),
         };
-        let degraded = reasons(found, near, of_pairs.is_some());
+        let degraded = reasons(found, near);
         let near = near.filter(|_| options.tiers);
         let is_bounded = found.matched_blocks_max > found.matched_blocks;
         let id = &found.holder.id;
@@ -507,6 +513,7 @@ fn explain(
     let usable_max = usable_max(query, indexer).unwrap_or(u32::MAX);
     let usable_max_of_pairs = usable_max_of_pairs(query, indexer);
     let found = indexer.find_chain(chain, Search::default());
+    let of_pairs = of_pairs(&found);
     let mut last: Option<(u32, Option<DropOut>)> = None;
     for holder in holders {
         let depth = holder.matched_blocks;
@@ -528,7 +535,14 @@ fn explain(
             Some(Limit::FullAttention) if dropped_out.is_none() => Some(Limit::LastToken),
             limit => limit,
         };
-        holder.limited_by = limit_of(holder, limit, usable_max_of_pairs);
+        let is_at_the_end = of_pairs.contains(&(&holder.worker, holder.rank))
+            && holder.usable() == usable_max_of_pairs
+            && usable_max_of_pairs < blocks;
+        holder.limited_by = if is_at_the_end {
+            Some(Limit::LastToken)
+        } else {
+            limit
+        };
         last = Some((depth, dropped_out));
     }
 }

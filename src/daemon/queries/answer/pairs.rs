@@ -7,13 +7,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvatlas_core::index::{HolderRecord, Matches, NearBlocks};
+use kvatlas_core::index::{HolderRecord, Match, Matches, NearBlocks};
 
-/// Second search for the holders that hash pairs of tokens, with the maximum that holds for them.
+/// Second search for the holders that hash pairs of tokens, with the maximum that holds for them. All that an answer says of
+/// such a holder is of this search: batches may have been applied since the first one.
 pub(super) struct OfPairs {
     found: Matches,
-    /// Number of blocks that a request can reuse, by the record of the holder.
-    usable: HashMap<*const HolderRecord, u32>,
+    /// Numbers of leading blocks by the record of the holder: `matched_blocks`, `matched_blocks_max` and `usable_blocks`.
+    /// `None` if the holder has no block any more.
+    blocks: HashMap<*const HolderRecord, Option<[u32; 3]>>,
 }
 
 impl OfPairs {
@@ -28,27 +30,45 @@ impl OfPairs {
         let beyond = whole
             .holders()
             .filter(|found| found.usable_blocks > bound && hashes_pairs(found.holder));
-        let mut usable: HashMap<_, _> = beyond.map(|found| (Arc::as_ptr(found.holder), 0)).collect();
-        if usable.is_empty() {
+        let mut blocks: HashMap<_, _> = beyond.map(|found| (Arc::as_ptr(found.holder), None)).collect();
+        if blocks.is_empty() {
             return None;
         }
         let found = search(bound);
         for again in found.holders() {
-            if let Some(usable) = usable.get_mut(&Arc::as_ptr(again.holder)) {
-                *usable = again.usable_blocks;
+            if let Some(blocks) = blocks.get_mut(&Arc::as_ptr(again.holder)) {
+                *blocks = Some([
+                    again.matched_blocks,
+                    again.matched_blocks_max,
+                    again.usable_blocks,
+                ]);
             }
         }
-        Some(Self { found, usable })
+        Some(Self { found, blocks })
     }
 
-    /// Returns the number of blocks that a request can reuse at `holder`. `None` if the first search has it right.
-    pub(super) fn usable(&self, holder: &HolderRecord) -> Option<u32> {
-        self.usable.get(&std::ptr::from_ref(holder)).copied()
+    /// Returns what is true of a holder that the first search has found. `None` if it has no block any more.
+    pub(super) fn again<'a>(&self, found: Match<'a>) -> Option<Match<'a>> {
+        match self.blocks.get(&Arc::as_ptr(found.holder)) {
+            None => Some(found),
+            Some(blocks) => {
+                let [matched_blocks, matched_blocks_max, usable_blocks] = (*blocks)?;
+                Some(Match {
+                    holder: found.holder,
+                    matched_blocks,
+                    matched_blocks_max,
+                    usable_blocks,
+                })
+            }
+        }
     }
 
     /// Returns the numbers of a holder's leading blocks on the device, and on device and host, as
-    /// [`Matches::near_blocks`] does.
-    pub(super) fn near_blocks(&self, holder: &HolderRecord) -> Option<[NearBlocks; 2]> {
-        self.found.near_blocks(holder)
+    /// [`Matches::near_blocks`] does. `whole` is the first search.
+    pub(super) fn near_blocks(&self, whole: &Matches, holder: &HolderRecord) -> Option<[NearBlocks; 2]> {
+        match self.blocks.contains_key(&std::ptr::from_ref(holder)) {
+            true => self.found.near_blocks(holder),
+            false => whole.near_blocks(holder),
+        }
     }
 }

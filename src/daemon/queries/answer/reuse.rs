@@ -3,8 +3,10 @@
 //! A request always computes the last token. Engines that hash overlapping pairs of tokens, as SGLang does with EAGLE,
 //! compute the last pair of tokens.
 
-use kvatlas_core::index::PositionalIndexer;
-use kvatlas_core::wire::{HolderMatch, LAYERS_LABEL, Limit, QueryKey, SingleQuery};
+use std::collections::HashSet;
+
+use kvatlas_core::index::{Matches, PositionalIndexer};
+use kvatlas_core::wire::{DegradedReason, QueryKey, Rank, SingleQuery, WorkerName};
 
 /// Returns the maximum number of blocks that a request can reuse. `None` if the request's number of tokens is not
 /// known. The block with the last token is never reused, because a request always computes its last token.
@@ -29,14 +31,14 @@ fn blocks_before_the_last(computed: u64, query: &SingleQuery, indexer: &Position
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
-/// Returns the reason why a request cannot reuse more of a holder's blocks. `limit` is the reason as it is for engines
-/// that hash single tokens, and `usable_max` is the maximum number of blocks for engines that hash pairs.
-pub(super) fn limit_of(holder: &HolderMatch, limit: Option<Limit>, usable_max: u32) -> Option<Limit> {
-    let has_no_layers = holder.labels.get(LAYERS_LABEL).is_none();
-    match limit {
-        Some(Limit::WindowOrState) if has_no_layers && holder.usable() == usable_max => {
-            Some(Limit::LastToken)
-        }
-        limit => limit,
-    }
+/// Returns the found holders whose engines hash pairs of tokens.
+pub(super) fn of_pairs(found: &Matches) -> HashSet<(&WorkerName, Rank)> {
+    let holders = found.holders().map(|found| &**found.holder);
+    let of_pairs = holders.filter(|holder| {
+        let reasons = holder.status.own_reasons();
+        reasons.contains(DegradedReason::HashesPairs)
+    });
+    of_pairs
+        .map(|holder| (&holder.id.worker, holder.id.rank))
+        .collect()
 }

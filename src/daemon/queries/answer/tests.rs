@@ -103,9 +103,9 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
             limit,
             ..QueryOptions::default()
         };
-        let reasons = |_: &Match<'_>, _, _| DegradedReasons::default();
+        let reasons = |_: &Match<'_>, _| DegradedReasons::default();
         let (mut holders, mut total) = best_of(&seen.found, None, &options, true, reasons);
-        total += add_changing(&mut holders, &seen, &options, &namespace.indexer);
+        total += add_changing(&mut holders, &seen, None, &options, &namespace.indexer);
         assert_eq!((holders.len(), total), (shown, 3));
     }
 }

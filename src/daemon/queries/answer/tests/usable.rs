@@ -186,6 +186,7 @@ fn pairs_end_at_a_resumable_block() {
         let query = SingleQuery {
             options: QueryOptions {
                 tiers: true,
+                explain: true,
                 ..QueryOptions::default()
             },
             ..SingleQuery::new(prompt(&(1..=tokens).collect::<Vec<_>>(), None, None))
@@ -221,4 +222,67 @@ fn pairs_end_at_a_resumable_block() {
     );
     let all = ["a-state", "b-last", "c-single", "d-host", "e-perhaps"];
     assert_eq!(ask(14), all.map(|worker| found(worker, 3, 3, true)));
+}
+
+#[test]
+fn tiers_beyond_add_nothing_to_pairs_at_their_end() {
+    let scene = Scene::new();
+    let hashes = [&[1, 2, 3, 4], &[5, 6, 7, 8], &[9, 10, 11, 12]];
+    let hashes = hashes.map(|tokens| block_hash(tokens, HashSeed::default()));
+    let mut writer = scene.add("w", &[], &[DegradedReason::HashesPairs, DegradedReason::HostGap]);
+    let stored = StoredBlocks {
+        resumable: Resumable::from_flags([false, true, false]),
+        ..StoredBlocks::by_sequence(None, None, sequence_hashes(hashes).collect())
+    };
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    let query = SingleQuery {
+        options: QueryOptions {
+            explain: true,
+            ..QueryOptions::default()
+        },
+        ..SingleQuery::new(prompt(&(1..=13).collect::<Vec<_>>(), None, None))
+    };
+    let payload = QueryRequest::Single(query).encode();
+    let answer = scene
+        .answerer
+        .answer_query("kvatlas.v1.query.small", &payload, usize::MAX);
+    let reply = QueryReply::decode(&answer.unwrap().payload).unwrap();
+    let [holder] = reply.holders.as_slice() else {
+        panic!("one holder");
+    };
+    assert_eq!(
+        (holder.matched_blocks, holder.usable(), holder.exact),
+        (3, 2, true)
+    );
+    assert_eq!(holder.limited_by, Some(Limit::LastToken));
+}
+
+#[test]
+fn an_answer_about_pairs_is_of_one_search() {
+    let scene = Scene::new();
+    let tokens: Vec<u32> = (1..=13).collect();
+    let blocks: Vec<&[u32]> = tokens.chunks_exact(4).collect();
+    let pairs = [DegradedReason::HashesPairs];
+    let mut goes = scene.add("goes", &blocks, &pairs);
+    let _stays = scene.add("stays", &blocks, &pairs);
+    let name = NamespaceName::new("small").unwrap();
+    let namespace = scene.answerer.namespace(&name).unwrap();
+    let query = SingleQuery::new(prompt(&tokens, None, None));
+    let doubts = scene.answerer.doubts(&namespace, &query.key);
+    let indexer = &namespace.indexer;
+    let asked = QueryLength::of(&query, 3, indexer);
+    let mut searches = 0;
+    let (reply, _) = scene.answerer.searched(&doubts, &query, true, asked, |search| {
+        searches += 1;
+        if searches == 2 {
+            goes.apply(Event::Cleared, Tier::DEVICE, 0);
+        }
+        indexer.find_matches(&query.key, search).unwrap()
+    });
+    let holders: Vec<_> = reply
+        .holders
+        .iter()
+        .map(|holder| holder.worker.as_str())
+        .collect();
+    assert_eq!((searches, holders), (2, vec!["stays"]));
 }
