@@ -17,12 +17,13 @@ use super::dynamo::{Discovery, DynamoComponent};
 use super::effective::{Effective, Values};
 use super::error::ConfigError;
 use super::kind::{Kind, Secret};
+use super::live::Live;
 use super::namespaces::NamespaceConfigs;
 use super::rule::{
     Rule, boolean, bytes, choice, components, integer, listen_address, milliseconds, milliseconds_or_never,
     optional, optional_text, path, seconds, secret, server_urls, text,
 };
-use super::types::{Depth, GrpcWriting, SharedAuthentication, Transport};
+use super::types::{Authentication, Depth, GrpcWriting, Transport};
 use kvatlas_telemetry::LogFormat;
 
 /// Environment variable that names the configuration file. The command line reads it.
@@ -65,7 +66,7 @@ tables! {
         /// NATS servers to connect to, joined by commas.
         urls as url: Vec<async_nats::ServerAddr> = "nats://127.0.0.1:4222", server_urls();
         /// How to authenticate.
-        authentication: SharedAuthentication;
+        authentication: Live<Authentication>;
         /// Refuse a connection to NATS without TLS.
         tls_required: bool = "false", boolean();
         /// Begin TLS before the server sends anything; the server must be configured for that (handshake_first).
@@ -120,8 +121,8 @@ tables! {
         /// buffer without waiting. Buffers for queries have room for at least 2048 messages.
         subscription_capacity: usize = "8192", integer(16, 16_777_216);
         /// Approximate maximum of the bytes that one connection has received and the daemon has not taken yet. This
-        /// bounds each connection for events of core NATS, for queries, and for answers of publishers. Beyond it, the
-        /// connection ends; the daemon connects again when at most half of this number of bytes wait.
+        /// bounds each connection for events of core NATS, for queries, for answers of publishers, and for reports of
+        /// routers. Beyond it, the connection ends; the daemon connects again when at most half of this number of bytes wait.
         subscription_bytes: usize = "64 MiB", bytes(4 * MIB, 4 * GIB);
         /// If the oldest waiting event is older than this, in milliseconds, all holders with waiting events are
         /// degraded as behind; 0 is never.

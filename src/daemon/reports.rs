@@ -1,19 +1,23 @@
 //! Reports of routers over NATS (hints and outcomes). A report gets a reply only if it names a subject for the reply, as the
 //! reports of a gateway do.
 
+use std::sync::Arc;
+
 use async_nats::Message;
 use bytes::Bytes;
+use tokio::task::coop::has_budget_remaining;
 
 use crate::responder::Responder;
 use crate::shared::{Shared, Stage};
 use kvatlas_core::wire::{PROTOCOL_VERSION, ReportReply, WireError};
 use kvatlas_process::broker::{
-    Buffer, ConnectError, ConnectionNotice, LastingSubscription, RefusedSubscriptions, connect_counted,
+    Buffer, ConnectError, ConnectionNotice, Intake, LastingSubscription, RefusedSubscriptions,
+    connect_counted,
 };
 use kvatlas_telemetry::labels::{Connection, LabelValue};
 
 /// Maximum number of reports that wait on the connection. Further reports are dropped, and counted as losses of a slow
-/// consumer.
+/// consumer. Their bytes are bounded, too (`events.subscription_bytes`).
 const WAITING_MAX: usize = 1024;
 
 /// Source of one kind of reports, hints or outcomes: the subjects to which routers send them, and the connection that
@@ -40,11 +44,12 @@ pub(crate) async fn start_reports(
     mut take: impl FnMut(&Message) -> Result<usize, WireError> + Send + 'static,
 ) -> Result<(), ConnectError> {
     let name = told.connection.as_str();
-    let buffer = Buffer::of_messages(WAITING_MAX);
+    let (buffer, intake) = Buffer::of_bytes(WAITING_MAX, shared.config.events.subscription_bytes);
     let refused = RefusedSubscriptions::default();
     let counted = refused.clone();
     let notice = move |notice: &ConnectionNotice| counted.note(notice);
     let client = connect_counted(&shared.nats, told.connection, name, buffer, notice).await?;
+    stage.spawn(Arc::clone(&intake).watch(client.clone()));
     let (subjects, shard) = (shared.subjects.clone(), shared.config.sharding.shard);
     let responder = Responder::new(client.clone(), subjects, shard);
     let stop = stage.stop.clone();
@@ -55,7 +60,7 @@ pub(crate) async fn start_reports(
                 Ok(reports) => reports,
                 Err(error) => return tracing::error!(%error, "{name} are not heard"),
             };
-            while let Some(message) = reports.next().await {
+            while let Some(message) = next_counted(&mut reports, &intake).await {
                 let taken = take(&message);
                 if let Some(reply_to) = message.reply {
                     responder.send(reply_to, taken.map(reply)).await;
@@ -70,6 +75,23 @@ pub(crate) async fn start_reports(
         }
     });
     Ok(())
+}
+
+/// Waits for the next report. Tells `intake`, the count of waiting bytes, which messages were taken.
+async fn next_counted(reports: &mut LastingSubscription, intake: &Intake) -> Option<Message> {
+    loop {
+        let (received, can_tell) = (intake.received(), has_budget_remaining());
+        tokio::select! {
+            biased;
+            message = reports.next() => return message.inspect(|message| intake.took(message)),
+            // No report waits.
+            () = intake.asked() => {
+                if can_tell {
+                    intake.took_all(received);
+                }
+            }
+        }
+    }
 }
 
 fn reply(taken: usize) -> Bytes {
