@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, Uri};
 use tokio::sync::mpsc::{Receiver, channel};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_config::TracesConfig;
@@ -20,7 +20,7 @@ use super::span::{FinishedSpan, Tracer};
 
 /// Maximum number of spans in one request.
 const SPANS_AT_ONCE: usize = 512;
-/// Maximum time that a span waits for further spans to be sent with it.
+/// Maximum time that a span waits for further spans to be sent with it, and that a stop waits for the collector.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum time that a collector may take for one request.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,10 +36,12 @@ enum ExportError {
     Status(u16),
     #[error("the collector did not answer within {0:?}")]
     TimedOut(Duration),
+    #[error("the daemon stopped before the collector took them")]
+    Stopped,
 }
 
 /// Returns a tracer, which opens spans, and the task that sends them. `None` if no collector is configured. The task
-/// ends when `stop` is cancelled and all spans have been sent.
+/// ends when `stop` is cancelled and all spans have been sent, or [`PATIENCE`] after the stop.
 pub(crate) fn start_traces(
     config: &TracesConfig,
     instance: String,
@@ -69,9 +71,34 @@ struct Exporter {
 impl Exporter {
     async fn run(self, mut finished: Receiver<FinishedSpan>, stop: CancellationToken) {
         let mut spans = Vec::with_capacity(SPANS_AT_ONCE);
+        let late = async {
+            stop.cancelled().await;
+            sleep(PATIENCE).await;
+        };
+        tokio::select! {
+            () = self.export(&mut finished, &mut spans, &stop) => return,
+            () = late => {}
+        }
+        finished.close();
+        while let Ok(span) = finished.try_recv() {
+            spans.push(span);
+        }
+        if !spans.is_empty() {
+            self.metrics
+                .export_failed(spans.len() as u64, &ExportError::Stopped);
+        }
+    }
+
+    /// Sends finished spans until `stop`, and those that wait then. The spans in `spans` are not sent yet.
+    async fn export(
+        &self,
+        finished: &mut Receiver<FinishedSpan>,
+        spans: &mut Vec<FinishedSpan>,
+        stop: &CancellationToken,
+    ) {
         while !stop.is_cancelled() {
             let received = stop
-                .run_until_cancelled(finished.recv_many(&mut spans, SPANS_AT_ONCE))
+                .run_until_cancelled(finished.recv_many(spans, SPANS_AT_ONCE))
                 .await;
             if received == Some(0) {
                 break;
@@ -79,18 +106,18 @@ impl Exporter {
             let filling = async {
                 while spans.len() < SPANS_AT_ONCE {
                     let room = SPANS_AT_ONCE - spans.len();
-                    if finished.recv_many(&mut spans, room).await == 0 {
+                    if finished.recv_many(spans, room).await == 0 {
                         break;
                     }
                 }
             };
             let _ = stop.run_until_cancelled(timeout(PATIENCE, filling)).await;
-            self.send(&mut spans).await;
+            self.send(spans).await;
         }
         // After the stop, the spans that wait are sent, and no further ones are taken.
         finished.close();
-        while finished.recv_many(&mut spans, SPANS_AT_ONCE).await > 0 {
-            self.send(&mut spans).await;
+        while finished.recv_many(spans, SPANS_AT_ONCE).await > 0 {
+            self.send(spans).await;
         }
     }
 
@@ -122,5 +149,37 @@ impl Exporter {
             true => Ok(()),
             false => Err(ExportError::Status(status.as_u16())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::super::span::SpanKind;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_collector_that_does_not_answer_holds_up_no_stop() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}/v1/traces", silent.local_addr().unwrap());
+        let config = TracesConfig {
+            endpoint: Some(endpoint),
+            spans_max: 4096,
+        };
+        let stop = CancellationToken::new();
+        let (tracer, exporting) = start_traces(&config, "d".to_owned(), stop.clone()).unwrap();
+        let traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        for _ in 0..2000 {
+            drop(tracer.open(traceparent, "span", SpanKind::Server));
+        }
+        stop.cancel();
+        let begun = tokio::time::Instant::now();
+        exporting.await;
+        assert_eq!(
+            begun.elapsed(),
+            PATIENCE,
+            "not {TIMEOUT:?} for each {SPANS_AT_ONCE} spans"
+        );
     }
 }
