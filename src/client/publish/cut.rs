@@ -17,9 +17,14 @@ pub struct CutBounds {
 }
 
 /// Spreads `events` over as few messages as possible, in order. An event that is too large for one message is cut between its
-/// blocks. An event that tells a doubt stays in the message of its preceding event.
+/// blocks. An event that tells a doubt, at the end, stays in the message of its preceding event, and is in all other messages, too.
 pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
-    let room = bounds.bytes_max.saturating_sub(BATCH_BYTES);
+    let doubt = match events.last() {
+        Some(Event::Doubted(reasons)) if !reasons.is_empty() => Some(Event::Doubted(*reasons)),
+        _ => None,
+    };
+    let of_doubt = doubt.as_ref().map_or(0, event_bytes);
+    let room = bounds.bytes_max.saturating_sub(BATCH_BYTES + of_doubt);
     let mut messages = Vec::new();
     let mut open = Vec::new();
     let mut bytes = 0;
@@ -33,6 +38,12 @@ pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
             }
             bytes += more;
             open.push(piece);
+        }
+    }
+    if let Some(doubt) = doubt {
+        // Daemons apply each message on its own, and none of these is more certain than all together.
+        for message in &mut messages {
+            message.push(doubt.clone());
         }
     }
     if !open.is_empty() {
@@ -308,5 +319,26 @@ mod tests {
         assert_eq!(cut_events(events.clone(), bounds(4096)), [events.clone()]);
         events.push(Event::Cleared);
         assert_eq!(cut_events(events, bounds(4096)).len(), 2);
+    }
+
+    #[test]
+    fn every_part_of_what_is_doubted_is_in_doubt() {
+        let gap = DegradedReasons::of(DegradedReason::UpstreamGap);
+        let stored = Event::Stored(StoredBlocks::by_sequence(None, None, hashes(100)));
+        let of = |reasons| vec![Event::Cleared, stored.clone(), Event::Doubted(reasons)];
+        let cut = cut_events(of(gap), bounds(400));
+        assert!(cut.len() > 2);
+        for message in cut {
+            assert_eq!(message.last(), Some(&Event::Doubted(gap)));
+            assert!(BATCH_BYTES + message.iter().map(event_bytes).sum::<usize>() <= 400);
+        }
+        // A doubt ends only behind all.
+        let none = DegradedReasons::default();
+        let cut = cut_events(of(none), bounds(400));
+        let ends = cut
+            .iter()
+            .flatten()
+            .filter(|event| **event == Event::Doubted(none));
+        assert_eq!(ends.count(), 1);
     }
 }

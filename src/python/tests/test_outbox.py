@@ -134,9 +134,9 @@ def test_what_no_longer_fits_into_one_batch_becomes_several() -> None:
     assert [batch.cursor.seq for batch in sealed] == list(range(1, len(sealed) + 1))
     assert all(len(batch.payload) <= 2048 for batch in sealed)
     types = [[event["type"] for event in msgpack.unpackb(batch.payload)["events"]] for batch in sealed]
-    assert sum(types, []) == [*["stored"] * 12, "doubted"]
-    assert len(sealed) > 2
-    assert types[-1] == ["stored", "doubted"], "nothing is found exact in between"
+    assert len(sealed) > 2 and sum(types, []).count("stored") == 12
+    of_doubt = types[-next(n for n in range(1, len(types)) if sum(types[-n:], []).count("stored") >= 6) :]
+    assert all(part[-1] == "doubted" for part in of_doubt), "nothing is found exact in between"
 
 
 def test_a_full_answer_has_no_batch_of_more_events_than_others() -> None:

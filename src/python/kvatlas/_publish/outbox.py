@@ -203,8 +203,12 @@ class Outbox:
         held, self._open = self._open, None
         if held.size <= self._batch_bytes_max:
             return [self._number(held.tier, held.events, clocks)]
-        parts = self._shared([(held.tier, event) for event in held.events], self._batch_bytes_max)
-        return [self._number(tier, events, clocks) for tier, events in parts]
+        # Daemons apply each part on its own, and none is more certain than all together.
+        doubt = [event for event in held.events[-1:] if isinstance(event, Doubted) and event.reasons]
+        bytes_max = self._batch_bytes_max - sum(map(event_bytes, doubt))
+        *parts, (_, rest) = self._shared([(held.tier, event) for event in held.events], bytes_max)
+        sealed = [self._number(tier, [*events, *doubt], clocks) for tier, events in parts]
+        return [*sealed, self._number(held.tier, rest, clocks)]
 
     def set_profile(self, profile: Profile, clocks: Clocks) -> list[SealedBatch]:
         """Tells another profile from now on, at once: behind the open batch, which has no room for it."""
