@@ -346,7 +346,7 @@ mod tests {
             let flags = <Flags as clap::Parser>::parse_from([&["x"], flags].concat());
             let config = flags.daemon.load_among(variables(environment), &surroundings);
             let nats = config.unwrap().nats;
-            let user = match &*nats.authentication.current() {
+            let user = match &**nats.authentication.now() {
                 Authentication::UserPassword { user, .. } => user.clone(),
                 _ => String::new(),
             };

@@ -3,10 +3,11 @@
 use super::declare::{Setting, SettingTable};
 use super::effective::Values;
 use super::error::ConfigError;
+use super::live::Live;
 use super::settings::Credentials;
-use super::types::{Authentication, SharedAuthentication};
+use super::types::Authentication;
 
-impl SettingTable for SharedAuthentication {
+impl SettingTable for Live<Authentication> {
     fn settings() -> Vec<Setting> {
         Credentials::settings()
     }
@@ -27,9 +28,7 @@ impl SettingTable for SharedAuthentication {
             password.map(|password| Authentication::UserPassword { user, password }),
         ];
         let given = ways.into_iter().flatten().next();
-        Ok(SharedAuthentication::new(
-            given.unwrap_or(Authentication::Anonymous),
-        ))
+        Ok(Live::new(given.unwrap_or(Authentication::Anonymous)))
     }
 
     fn take_live(&mut self, other: &Self) {

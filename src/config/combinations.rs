@@ -103,6 +103,24 @@ pub(super) fn check(layers: &mut Layers) {
         ),
         check_order(
             layers,
+            ["redis.max_receiving_bytes", "redis.max_command_bytes"],
+            Option::ge,
+            "redis.max_receiving_bytes must be at least redis.max_command_bytes, or the longest command could never be taken",
+        ),
+        check_order(
+            layers,
+            ["http.max_receiving_bytes", "http.max_body_bytes"],
+            is_twice,
+            "http.max_receiving_bytes must be at least twice http.max_body_bytes: a body takes up to twice its length while it comes",
+        ),
+        check_order(
+            layers,
+            ["grpc.max_receiving_bytes", "grpc.max_message_bytes"],
+            is_twice,
+            "grpc.max_receiving_bytes must be at least twice grpc.max_message_bytes: a question takes up to twice its length while it comes",
+        ),
+        check_order(
+            layers,
             ["resync.retry_min_ms", "resync.retry_max_ms"],
             Option::le,
             "resync.retry_min_ms must be at most resync.retry_max_ms",
@@ -251,6 +269,10 @@ fn check_order(
 ) -> Vec<ConfigError> {
     let [one, other] = keys.map(|key| integer(layers, key));
     check_together(layers, &keys, is_right(&one, &other), || rule.to_owned())
+}
+
+fn is_twice(one: &Option<u64>, other: &Option<u64>) -> bool {
+    *one >= other.map(|other| other.saturating_mul(2))
 }
 
 /// Reports a broken rule about some settings. Reports nothing if the rule holds (`is_right`), or if a value is not

@@ -59,4 +59,4 @@ pub use settings::{
     TracesConfig,
 };
 pub use suggest::meant;
-pub use types::{Authentication, Depth, GrpcWriting, SharedAuthentication, Transport};
+pub use types::{Authentication, Depth, GrpcWriting, Transport};

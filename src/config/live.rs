@@ -31,6 +31,14 @@ impl<T> Live<T> {
     }
 }
 
+impl<T: PartialEq> PartialEq for Live<T> {
+    fn eq(&self, other: &Self) -> bool {
+        **self.now() == **other.now()
+    }
+}
+
+impl<T: Eq> Eq for Live<T> {}
+
 impl<T> From<T> for Live<T> {
     fn from(value: T) -> Self {
         Self::new(value)

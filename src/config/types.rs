@@ -1,9 +1,7 @@
 //! Types of settings that are neither plain numbers nor plain texts.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use kvatlas_core::index::Hashing;
 use kvatlas_core::worded;
 
@@ -30,35 +28,6 @@ pub enum Authentication {
         password: Secret,
     },
 }
-
-/// The current way to authenticate, which a reload may replace. Clones share it.
-#[derive(Debug, Clone)]
-pub struct SharedAuthentication(Arc<ArcSwap<Authentication>>);
-
-impl SharedAuthentication {
-    /// Makes a shared value that begins with `how`.
-    pub fn new(how: Authentication) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(how)))
-    }
-
-    /// Returns the authentication that is used now.
-    pub fn current(&self) -> Arc<Authentication> {
-        self.0.load_full()
-    }
-
-    /// Replaces the value of `self` and of all its clones by the current value of `other`.
-    pub fn replace(&self, other: &Self) {
-        self.0.store(other.current());
-    }
-}
-
-impl PartialEq for SharedAuthentication {
-    fn eq(&self, other: &Self) -> bool {
-        self.current() == other.current()
-    }
-}
-
-impl Eq for SharedAuthentication {}
 
 choices!(Transport, Depth, GrpcWriting, Hashing, LogFormat);
 

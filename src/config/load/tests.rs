@@ -126,7 +126,7 @@ fn assert_combination(errors: &[ConfigError], name: &str, expected: &str) {
 fn every_default_loads() {
     let config = Config::load(BTreeMap::new(), std::iter::empty(), None).unwrap();
     assert_eq!(config.nats.urls, ["nats://127.0.0.1:4222".parse().unwrap()]);
-    assert_eq!(*config.nats.authentication.current(), Authentication::Anonymous);
+    assert_eq!(**config.nats.authentication.now(), Authentication::Anonymous);
     assert_eq!(config.events.lane_queue_bytes, 64 << 20);
     assert_eq!(config.events.parked_ttl, Duration::from_secs(30));
     assert_eq!(config.limits.max_blocks_per_holder, 16_777_216);
@@ -243,7 +243,7 @@ fn the_pauses_of_a_resync_are_ordered() {
 fn the_file_is_read() {
     let config = load(&[], &[], EXAMPLE).unwrap();
     assert_eq!(config.nats.urls.len(), 2);
-    assert!(matches!(&*config.nats.authentication.current(),
+    assert!(matches!(&**config.nats.authentication.now(),
         Authentication::UserPassword { user, password } if user == "mapper" && password.expose() == "hunter2"));
     assert_eq!(config.events.max_message_bytes, 2 << 20);
     assert_eq!(
@@ -337,6 +337,18 @@ fn combinations_are_checked() {
         "events-lane-queue-bytes",
         "at least events.max_message_bytes",
     );
+
+    for (key, value, rule) in [
+        ("http.max_body_bytes", "33 MiB", "http.max_receiving_bytes must be at least twice"),
+        ("grpc.max_message_bytes", "33 MiB", "grpc.max_receiving_bytes must be at least twice"),
+    ] {
+        let errors = refuse(&[(key, value)], &[], "");
+        assert_combination(&errors, &key.replace(['.', '_'], "-"), rule);
+    }
+    let small = [("redis.max_receiving_bytes", "1 MiB"), ("redis.max_command_bytes", "8 MiB")];
+    let errors = refuse(&small, &[], "");
+    let rule = "redis.max_receiving_bytes must be at least redis.max_command_bytes";
+    assert_combination(&errors, "redis-max-receiving-bytes", rule);
 
     let errors = refuse(&[("grpc.writing", "token")], &[], "");
     for needed in ["grpc.namespace", "grpc.writing_token_file"] {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::lanes::{LaneLimits, LanePool};
-use kvatlas_config::{Config, Live, Setting};
+use kvatlas_config::{Authentication, Config, Live, Setting};
 use kvatlas_core::wire::WireLimits;
 use kvatlas_process::broker::{ConnectError, check_credentials};
 use kvatlas_telemetry::{self as telemetry, LoggingError};
@@ -95,7 +95,8 @@ impl Daemon {
             telemetry::set_filter(&config.logging.level)?;
         }
         self.limits.replace(&self.config.with_live(config), &self.pool);
-        self.nats.authentication.replace(&config.nats.authentication);
+        let how = Authentication::clone(&config.nats.authentication.now());
+        self.nats.authentication.replace(how);
         let applied = changed.into_iter().filter(|key| is_live(key));
         let applied = applied.chain(tokens.replace()).collect();
         *in_force = config.clone();
@@ -117,7 +118,7 @@ impl Daemon {
 
     /// Checks what loading `config` has not checked: that what a reload takes from it can be used.
     fn check(&self, config: &Config) -> Result<(), ReloadError> {
-        check_credentials(&config.nats.authentication.current())?;
+        check_credentials(&config.nats.authentication.now())?;
         let message_bytes = config.events.max_message_bytes;
         let queue_bytes = self.config.events.lane_queue_bytes;
         match message_bytes > queue_bytes {

@@ -228,10 +228,10 @@ pub(super) async fn connect_with(
     let errors = Arc::new(LastErrors::default());
     let hearing = Arc::clone(&errors);
     let authentication = config.authentication.clone();
-    check_credentials(&authentication.current())?;
+    check_credentials(&authentication.now())?;
     let intake = buffer.intake.clone();
     let present = move |nonce: Vec<u8>| {
-        let (authentication, intake) = (authentication.current(), intake.clone());
+        let (authentication, intake) = (Arc::clone(&authentication.now()), intake.clone());
         async move {
             if let Some(intake) = intake {
                 intake.room().await;
