@@ -121,6 +121,7 @@ class Size:
     queries: float
     cells: int
     shards: int
+    shard_workers: int
     replicas: int
     daemons: int
     daemon_cores: float
@@ -203,6 +204,7 @@ def size(gpus: int, assumed: Assumptions) -> Size:
         queries=queries,
         cells=cells,
         shards=shards,
+        shard_workers=math.ceil(workers / cells / shards),
         replicas=replicas,
         daemons=daemons,
         daemon_cores=(event_us * replicas + query_us) / 1e6,
@@ -234,6 +236,7 @@ ROWS = {
     "queries a second": "queries",
     "cells": "cells",
     "shards of a cell": "shards",
+    "workers of a shard": "shard_workers",
     "replicas of a shard": "replicas",
     "daemons in all": "daemons",
     "cores of all daemons": "daemon_cores",
