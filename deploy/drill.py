@@ -314,7 +314,7 @@ def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
             "KvatlasShardMissing", {"instance": "gateway:9464", "shard": "1"}, r"a shard did not answer in time.*shard=1",
             lambda stack: stop(stack, "shard-1"), lambda stack: stack.start("shard-1"),
             r"shard 1/2 does not answer since .*mend: start a daemon with that sharding.shard", r"shard 1/2 does not answer since ",
-            r"shard missing shard 1/2", told_by="gateway", also=frozenset({"KvatlasDown", "KvatlasAnswersInexact", "KvatlasQueriesSlow"}),
+            r"shard missing shard 1/2", told_by="gateway", also=frozenset({"KvatlasDown", "KvatlasAnswersInexact"}),
         ),
         Fault(
             "Two daemons have different settings",
