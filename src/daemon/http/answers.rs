@@ -43,13 +43,13 @@ pub(super) struct AnswerReader {
 /// The answers that have room, by their number, so the oldest first.
 #[derive(Default)]
 struct HeldAnswers {
-    answers: BTreeMap<u64, Reading>,
+    answers: BTreeMap<u64, UnreadAnswer>,
     bytes_by_source: HashMap<Option<IpAddr>, usize>,
     begun: u64,
 }
 
 /// Answer that its client has not read yet.
-struct Reading {
+struct UnreadAnswer {
     reader: AnswerReader,
     bytes: usize,
     since: Instant,
@@ -117,7 +117,7 @@ impl AnswerRoom {
         let number = held.begun;
         held.begun += 1;
         *held.bytes_by_source.entry(reader.source).or_default() += bytes.len();
-        let reading = Reading {
+        let reading = UnreadAnswer {
             reader,
             bytes: bytes.len(),
             since: Instant::now(),
@@ -155,7 +155,7 @@ impl HeldAnswers {
     }
 
     /// Frees the room of an answer. `None` if it is free already.
-    fn remove(&mut self, number: u64) -> Option<Reading> {
+    fn remove(&mut self, number: u64) -> Option<UnreadAnswer> {
         let removed = self.answers.remove(&number)?;
         if let Some(own) = self.bytes_by_source.get_mut(&removed.reader.source) {
             *own -= removed.bytes;
@@ -167,7 +167,7 @@ impl HeldAnswers {
     }
 }
 
-impl Reading {
+impl UnreadAnswer {
     /// Returns whether the client reads more slowly than [`RATE_BYTES`] in each `patience`.
     fn is_late(&self, patience: Duration) -> bool {
         let parts = self.bytes.div_ceil(RATE_BYTES as usize);
@@ -215,7 +215,7 @@ mod tests {
         slow.push(room.hold(answer(), reader(2)).await);
         let readers = || {
             let held = room.held.lock();
-            let of = |(number, reading): (&u64, &Reading)| (*number, reading.reader.source);
+            let of = |(number, reading): (&u64, &UnreadAnswer)| (*number, reading.reader.source);
             held.answers.iter().map(of).collect::<Vec<_>>()
         };
         let [one, two, three] = [1, 2, 3].map(|number| reader(number).source);

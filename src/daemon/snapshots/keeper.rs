@@ -281,10 +281,6 @@ impl SnapshotKeeper {
                 if let Some(error) = &saved.prune_error {
                     metrics.prune_failed(error);
                 }
-                tracing::debug!(
-                    path = %saved.path.display(), bytes = saved.bytes, holders = saved.totals.holders,
-                    blocks = saved.totals.blocks, elapsed = ?saved.elapsed, "snapshot written"
-                );
                 Ok(())
             }
             Err(error) => {
