@@ -430,7 +430,7 @@ impl Bridge {
             return known.take_over(engine, origin.as_ref());
         }
         self.check_beside(state, &engine, &|_| false)?;
-        state.end_announcement_of(&engine.key);
+        state.end_announcement_of(&engine);
         let followed = FollowedEngine {
             engine: engine.clone(),
             origin,

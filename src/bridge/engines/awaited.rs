@@ -118,8 +118,10 @@ impl ToldHolder {
 pub(super) struct Announcement {
     pub(super) by: GivenBy,
     pub(super) block_size: u32,
+    /// Holder of which daemons are told; `None` if it has the name of a plane, which no engine that is followed has.
+    pub(super) holder: Option<ToldHolder>,
     stop: CancellationToken,
-    says_goodbye: Arc<AtomicBool>,
+    pub(super) says_goodbye: Arc<AtomicBool>,
     /// Token that is cancelled once the task of this report has ended.
     ended: CancellationToken,
 }
@@ -130,11 +132,9 @@ impl Announcement {
         !matches!(self.by, GivenBy::Awaited(_))
     }
 
-    pub(super) fn holder(&self) -> ToldHolder {
-        ToldHolder {
-            is_pool: false,
-            block_size: self.block_size,
-        }
+    /// Whether daemons are told of `holder`.
+    fn is_of(&self, holder: Option<ToldHolder>) -> bool {
+        self.holder.is_some() && self.holder == holder
     }
 
     /// Ends the report. With `says_goodbye`, daemons forget the engine. Returns the token that is cancelled once the
@@ -179,10 +179,13 @@ impl Bridge {
     /// Announces a refused engine of each model for which none stands. Returns the announcements of engines that are no
     /// longer refused, which end with that.
     pub(super) fn announce_refused(&self, state: &mut BridgeState) -> Vec<Freed> {
-        let ended = state.take_ended();
+        let (ended, awaited) = state.take_ended();
+        for server in awaited {
+            self.announce_server(state, &server);
+        }
         let (missing, untold) = state.missing(self.inner.options.engines_max);
         self.inner.metrics.models_untold.set(untold as f64);
-        for (by, (mut engine, trouble)) in missing {
+        for (by, mut engine, trouble) in missing {
             engine.block_size = state.size_in_force(&engine);
             self.spawn_announcement(state, by, engine, trouble);
         }
@@ -199,6 +202,7 @@ impl Bridge {
         let announcement = Announcement {
             by,
             block_size: engine.block_size,
+            holder: ToldHolder::of_engine(&engine),
             stop: CancellationToken::new(),
             says_goodbye: Arc::default(),
             ended: CancellationToken::new(),
@@ -221,19 +225,17 @@ impl Bridge {
         state.announced.insert(key, announcement);
     }
 
-    /// Ends the announcement of a server's engine, and waits for its end. Daemons forget the engine, unless its key is
-    /// among those in `told`, which the server has told and which are followed next.
-    pub(crate) async fn end_announcement(&self, handle: &ServerHandle, told: &[EngineKey]) {
+    /// Ends the announcement of a server's engine, and waits for its end. Daemons forget the engine, unless another one has
+    /// its name.
+    pub(crate) async fn end_announcement(&self, handle: &ServerHandle) {
         let ended = {
             let mut state = self.inner.state.lock();
             let asked = state.servers.get(&handle.server.key());
             let is_asked = asked.is_some_and(|asked| asked.handle.is_same(handle));
             let announced = is_asked.then(|| state.take_awaited(&handle.server)).flatten();
             announced.map(|(key, announcement)| {
-                let is_told = told.contains(&key) || {
-                    self.fill(&mut state);
-                    state.told_holder(&key) == Some(announcement.holder())
-                };
+                self.fill(&mut state);
+                let is_told = announcement.is_of(state.told_holder(&key));
                 announcement.end(!is_told)
             })
         };
@@ -246,9 +248,10 @@ impl Bridge {
 impl BridgeState {
     /// Ends the announcement of an engine that is followed from now on, whether its server or another source has told
     /// how.
-    pub(super) fn end_announcement_of(&mut self, key: &EngineKey) {
-        if let Some(announcement) = self.announced.remove(key) {
-            announcement.end(false);
+    pub(super) fn end_announcement_of(&mut self, engine: &NewEngine) {
+        if let Some(announcement) = self.announced.remove(&engine.key) {
+            let is_told = announcement.is_of(ToldHolder::of_engine(engine));
+            announcement.end(!is_told);
         }
     }
 
@@ -261,8 +264,9 @@ impl BridgeState {
     }
 
     /// Removes and returns the announcements of engines that are no longer refused, and of those whose model has engines with
-    /// another block size by now: daemons would drop all batches of these.
-    fn take_ended(&mut self) -> Vec<Freed> {
+    /// another block size by now: daemons would drop all batches of these. Also returns the servers whose engines are still
+    /// awaited, and have to be announced anew.
+    fn take_ended(&mut self) -> (Vec<Freed>, Vec<ServerKey>) {
         let refused: BTreeSet<(&GivenBy, &EngineKey)> = self
             .to_announce()
             .map(|(by, refused)| (by, &refused.key))
@@ -271,15 +275,20 @@ impl BridgeState {
             let has_other_size = self
                 .size_of(&key.model)
                 .is_some_and(|size| size != told.block_size);
-            told.is_refused() && (has_other_size || !refused.contains(&(&told.by, key)))
+            has_other_size || told.is_refused() && !refused.contains(&(&told.by, key))
         };
         let announced = self.announced.iter();
         let over = announced.filter(|(key, told)| is_over(key, told));
         let over: Vec<EngineKey> = over.map(|(key, _)| key.clone()).collect();
+        let mut awaited = Vec::new();
         let ended = over.iter().filter_map(|key| self.announced.remove_entry(key));
-        ended
-            .map(|(key, announcement)| Freed::of_announced(key, String::new(), Some(announcement)))
-            .collect()
+        let ended = ended.map(|(key, announcement)| {
+            if let GivenBy::Awaited(server) = &announcement.by {
+                awaited.push(server.clone());
+            }
+            Freed::of_announced(key, String::new(), Some(announcement))
+        });
+        (ended.collect(), awaited)
     }
 
     /// Returns the refused engines that may be announced, each with the party that gives it.
@@ -299,7 +308,7 @@ impl BridgeState {
     pub(super) fn told_holder(&self, key: &EngineKey) -> Option<ToldHolder> {
         match self.engines.get(key) {
             Some(followed) => ToldHolder::of_engine(&followed.engine),
-            None => self.announced.get(key).map(Announcement::holder),
+            None => self.announced.get(key)?.holder,
         }
     }
 
@@ -316,7 +325,7 @@ impl BridgeState {
     /// it. An announced engine stands for its model. Daemons are not told for ever of one whose server is not there: that one
     /// stands only for others whose servers are not there, either. Also returns the number of models for which there is no
     /// room.
-    fn missing(&self, engines_max: usize) -> (Vec<(GivenBy, (NewEngine, String))>, usize) {
+    fn missing(&self, engines_max: usize) -> (Vec<(GivenBy, NewEngine, String)>, usize) {
         let told = self.announced.iter().filter(|(_, told)| told.is_refused());
         let told: Vec<(&GivenBy, &ModelKey)> = told.map(|(key, told)| (&told.by, &key.model)).collect();
         let mut room = engines_max.max(ANNOUNCED_MIN).saturating_sub(told.len());
@@ -334,10 +343,10 @@ impl BridgeState {
                     log_gated!(warn "daemons do not know that engines of a model are not followed: too many are announced"; %model);
                     untold += 1;
                     stand.insert(model);
-                } else if let Some(announced) = refused.announced() {
+                } else if let Some((engine, trouble)) = refused.announced() {
                     room -= 1;
                     stand.insert(model);
-                    missing.push((by.clone(), announced));
+                    missing.push((by.clone(), engine, trouble));
                 }
             }
         }

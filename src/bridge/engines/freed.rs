@@ -37,7 +37,7 @@ impl Freed {
         Self {
             key,
             endpoint,
-            holder: announcement.as_ref().map(Announcement::holder),
+            holder: announcement.as_ref().and_then(|told| told.holder),
             end: Box::new(move |says_goodbye| {
                 if let Some(announcement) = announcement {
                     announcement.end(says_goodbye);
@@ -86,12 +86,18 @@ impl Bridge {
 
     /// Follows the refused engines for which there is room now, those with the names or the addresses of engines in `freed`
     /// first. One that was unregistered stays away.
-    fn try_refused(&self, state: &mut BridgeState, freed: &[Freed], is_meant: impl Fn(&GivenBy) -> bool) {
+    pub(super) fn try_refused(
+        &self,
+        state: &mut BridgeState,
+        freed: &[Freed],
+        is_meant: impl Fn(&GivenBy) -> bool,
+    ) {
         let mut refused = std::mem::take(&mut state.refused);
         for is_first in [true, false] {
             for (_, refused) in refused.iter_mut().filter(|(by, _)| is_meant(by)) {
                 refused.retain_mut(|refused| {
-                    takes_place(freed, &refused.engine) != is_first || self.is_refused_again(state, refused)
+                    takes_place(freed, &refused.engine) != is_first
+                        || self.is_refused_again(state, refused, is_first)
                 });
             }
         }
@@ -99,8 +105,14 @@ impl Bridge {
     }
 
     /// Tries a refused engine again, and returns whether it is refused still. A server that does not answer may be gone, so
-    /// its publishers wait for its next answer.
-    fn is_refused_again(&self, state: &mut BridgeState, refused: &mut RefusedEngine) -> bool {
+    /// its publishers wait for its next answer, but for one that takes a free place (`takes_place`): nobody else tells
+    /// daemons of that name then.
+    fn is_refused_again(
+        &self,
+        state: &mut BridgeState,
+        refused: &mut RefusedEngine,
+        takes_place: bool,
+    ) -> bool {
         if refused.origin.is_none() && state.is_dismissed(&refused.engine) {
             return false;
         }
@@ -109,7 +121,7 @@ impl Bridge {
             GivenEngine::Server(server) => (state.servers.contains_key(&server.key()), state.servers.len()),
         };
         let origin = refused.origin.clone();
-        let is_away = origin.as_ref().is_some_and(|origin| !origin.handle.answers());
+        let is_away = !takes_place && origin.as_ref().is_some_and(|origin| !origin.handle.answers());
         // Without room, what is not known is refused for want of room. That has to be known, so that it is announced.
         let is_full = count >= self.inner.options.engines_max && refused.may_be_announced();
         if is_known || is_away || is_full {

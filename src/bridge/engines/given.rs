@@ -246,7 +246,7 @@ impl BridgeState {
 
     /// Notes that `engine` is no longer followed. One that a source gives was unregistered by a client.
     pub(super) fn dismiss(&mut self, engine: GivenEngine) {
-        if self.given.has(&engine) {
+        if self.given.has(&engine) && !self.dismissed.iter().any(|gone| is_like(gone, &engine)) {
             self.dismissed.push(engine);
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use kvatlas_process::registry::{GivenEngine, RegisterRefusal};
 use kvatlas_telemetry::log_gated;
 
+use super::awaited::GivenBy;
 use super::{Bridge, BridgeState};
 
 /// Pause between two looks at registrations that may be over.
@@ -170,8 +171,13 @@ impl Bridge {
         loop {
             tokio::time::sleep(TICK).await;
             self.pass(TICK);
+            let mut state = self.inner.state.lock();
+            if self.inner.options.namespaces.is_some() {
+                // A holder with another block size may be gone since.
+                self.try_refused(&mut state, &[], |by| matches!(by, GivenBy::Source(_)));
+            }
             // The server of an announced engine may be gone since, so that the engine stands for no other.
-            self.fill(&mut self.inner.state.lock());
+            self.fill(&mut state);
         }
     }
 

@@ -100,7 +100,7 @@ impl Bridge {
         self.inner.tasks.spawn_on(task.run(), &self.inner.runtime);
         if let Some(awaited) = asked.awaited() {
             // It is announced as one whose server is awaited from now on.
-            state.end_announcement_of(&awaited.key);
+            state.end_announcement_of(&awaited);
         }
         state.servers.insert(key.clone(), asked);
         self.announce_server(state, &key);
@@ -143,6 +143,11 @@ impl Bridge {
                     ..RefusedEngine::new(GivenEngine::Publisher(engine), Some(refusal))
                 });
             }
+        }
+        if let Some((key, announcement)) = state.take_awaited(&handle.server) {
+            // Daemons are told of its publishers from now on, or, where all of these are refused, of none.
+            let freed = Freed::of_announced(key, String::new(), Some(announcement));
+            state.freed.push(freed);
         }
         let first = refused.first().and_then(|refused| refused.refusal.clone());
         let by = GivenBy::Server(handle.server.key());

@@ -121,7 +121,7 @@ impl ServerTask {
                         && error.is_other_engine()
                     {
                         self.bridge.forget_publishers(&self.handle);
-                        self.bridge.end_announcement(&self.handle, &[]).await;
+                        self.bridge.end_announcement(&self.handle).await;
                     } else if !matches!(error, ServerError::RefusedPublisher(_)) {
                         self.bridge.announce(&self.handle);
                     }
@@ -178,8 +178,6 @@ impl ServerTask {
             })
             .collect();
         self.bridge.confirm_found(server).await?;
-        let told: Vec<EngineKey> = followed.iter().map(|(engine, _)| engine.key.clone()).collect();
-        self.bridge.end_announcement(&self.handle, &told).await;
         *self.handle.shared.process.lock() = described.process;
         *self.handle.shared.ranks.lock() = described.ranks;
         if let Some(search) = search.take() {

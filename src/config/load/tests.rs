@@ -339,13 +339,24 @@ fn combinations_are_checked() {
     );
 
     for (key, value, rule) in [
-        ("http.max_body_bytes", "33 MiB", "http.max_receiving_bytes must be at least twice"),
-        ("grpc.max_message_bytes", "33 MiB", "grpc.max_receiving_bytes must be at least twice"),
+        (
+            "http.max_body_bytes",
+            "33 MiB",
+            "http.max_receiving_bytes must be at least twice",
+        ),
+        (
+            "grpc.max_message_bytes",
+            "33 MiB",
+            "grpc.max_receiving_bytes must be at least twice",
+        ),
     ] {
         let errors = refuse(&[(key, value)], &[], "");
         assert_combination(&errors, &key.replace(['.', '_'], "-"), rule);
     }
-    let small = [("redis.max_receiving_bytes", "1 MiB"), ("redis.max_command_bytes", "8 MiB")];
+    let small = [
+        ("redis.max_receiving_bytes", "1 MiB"),
+        ("redis.max_command_bytes", "8 MiB"),
+    ];
     let errors = refuse(&small, &[], "");
     let rule = "redis.max_receiving_bytes must be at least redis.max_command_bytes";
     assert_combination(&errors, "redis-max-receiving-bytes", rule);

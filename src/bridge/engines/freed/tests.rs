@@ -161,7 +161,6 @@ async fn a_refused_publisher_of_a_server_is_followed_once_its_name_is_free() {
     let handle = bridge.handle_of("gpu-0").unwrap();
     let refused = bridge.follow_publishers(&handle, vec![(publisher(NEW), None)]);
     assert!(matches!(refused, Err(RegisterRefusal::Conflict { .. })));
-    handle.set_answers(true);
     let moved = given("gpu-0=http://127.0.0.1:9,address=10.0.0.9:80");
     bridge.replace("found", &[moved]).unwrap();
     let goodbye = goodbye_of(&bridge, "gpu-0");
@@ -310,7 +309,7 @@ async fn a_refused_engine_is_announced_when_a_server_stands_for_it_no_longer() {
         .replace("file", &[given("gpu-0=tcp://127.0.0.1:2")])
         .unwrap_err();
     assert!(refused_now().is_empty(), "the server is awaited under that name");
-    bridge.end_announcement(&handle, &[]).await;
+    bridge.end_announcement(&handle).await;
     assert_eq!(refused_names(&bridge), ["gpu-0"]);
     bridge.replace("file", &[]).unwrap();
     handle.set_answers(true);
@@ -443,6 +442,80 @@ async fn an_announced_engine_takes_the_block_size_of_what_is_followed_later() {
     bridge.replace("file", &[other_size]).unwrap();
     assert_eq!(refused(&bridge), [("gpu-1".to_owned(), 32)]);
     bridge.stop(false).await;
+}
+
+#[tokio::test]
+async fn an_awaited_engine_takes_the_block_size_of_what_is_followed_later() {
+    let (_broker, bridge) = started(9).await;
+    let awaited = given("gpu-0=http://127.0.0.1:9,block_size=16");
+    bridge.replace("found", &[awaited]).unwrap();
+    let told = || {
+        let state = bridge.inner.state.lock();
+        let announced = state.announced.iter();
+        let told = announced.map(|(key, told)| (key.instance.clone(), told.block_size));
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!(told(), [("gpu-0".to_owned(), 16)]);
+    let other_size = given("gpu-1=tcp://127.0.0.1:3,block_size=32");
+    bridge.replace("file", &[other_size]).unwrap();
+    assert_eq!(told(), [("gpu-0".to_owned(), 32)]);
+    bridge.stop(false).await;
+}
+
+#[tokio::test]
+async fn daemons_forget_an_awaited_engine_that_is_refused_in_the_end() {
+    let (_broker, bridge) = started(1).await;
+    let taken = given("gpu-1=tcp://127.0.0.1:2,block_size=16");
+    bridge.replace("file", &[taken]).unwrap();
+    let stands = given("gpu-2=tcp://127.0.0.1:3,block_size=16");
+    bridge.replace("other", &[stands]).unwrap_err();
+    let awaited = given("gpu-0=http://127.0.0.1:9,block_size=16");
+    bridge.replace("found", &[awaited]).unwrap();
+    let announced = |name: &str| {
+        let state = bridge.inner.state.lock();
+        let mut announced = state.announced.iter();
+        let told = announced.find(|(key, _)| key.instance == name)?;
+        Some(Arc::clone(&told.1.says_goodbye))
+    };
+    let goodbye = announced("gpu-0").unwrap();
+    let handle = bridge.handle_of("gpu-0").unwrap();
+    bridge
+        .follow_publishers(&handle, vec![(publisher(OLD), None)])
+        .unwrap_err();
+    assert!(announced("gpu-0").is_none() && announced("gpu-2").is_some());
+    assert!(goodbye.load(Ordering::Acquire), "nobody tells of it any more");
+    bridge.stop(false).await;
+}
+
+#[tokio::test]
+async fn daemons_forget_the_name_of_a_refused_plane_that_is_followed() {
+    let (_broker, bridge) = started(1).await;
+    bridge
+        .replace("file", &[given("gpu-1=tcp://127.0.0.1:2")])
+        .unwrap();
+    let plane = given("gpu-0=tcp://127.0.0.1:1,format=dynamo");
+    bridge.replace("found", std::slice::from_ref(&plane)).unwrap_err();
+    let goodbye = {
+        let state = bridge.inner.state.lock();
+        let told = state.announced.values().next();
+        Arc::clone(&told.unwrap().says_goodbye)
+    };
+    bridge.replace("file", &[]).unwrap();
+    assert_eq!(names(&bridge), ["gpu-0"]);
+    assert!(goodbye.load(Ordering::Acquire), "its workers have other names");
+    bridge.stop(false).await;
+}
+
+#[tokio::test]
+async fn what_is_unregistered_again_and_again_is_noted_once() {
+    let bridge = bridge_of(9);
+    bridge.replace("flags", &[given(OLD)]).unwrap();
+    for _ in 0..3 {
+        bridge.unregister(&MeantEngines::One(presumed_key(&given(OLD))));
+        bridge.register_given(given(OLD)).unwrap();
+    }
+    bridge.unregister(&MeantEngines::One(presumed_key(&given(OLD))));
+    assert_eq!(bridge.inner.state.lock().dismissed.len(), 1);
 }
 
 /// The names of a plane's workers, and of a pool, are not the engine's.
