@@ -2,13 +2,13 @@
 
 use super::declare::{GroupDescription, MetricDescription, MetricGroup};
 use super::{
-    AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, DynamoConnectionMetrics, DynamoMetrics,
-    EngineMetrics, EventMetrics, GatherMetrics, GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics,
-    GrpcReportMetrics, HintMetrics, HistoryMetrics, HolderOutcomeMetrics, HttpAnswerMetrics, HttpBodyMetrics,
-    HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
-    OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics, QueryErrorMetrics, QueryMetrics,
-    RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
-    SnapshotMetrics, StreamMetrics, TraceMetrics,
+    AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, DynamoAnswerMetrics,
+    DynamoConnectionMetrics, DynamoMetrics, EngineMetrics, EventMetrics, GatherMetrics, GrpcAddressMetrics,
+    GrpcConnectionMetrics, GrpcMethodMetrics, GrpcReportMetrics, HintMetrics, HistoryMetrics,
+    HolderOutcomeMetrics, HttpAnswerMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics,
+    LaneMetrics, MissingShardMetrics, NamespaceGauges, OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics,
+    QueryErrorMetrics, QueryMetrics, RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges,
+    ResyncMetrics, ShardMetrics, SnapshotMetrics, StreamMetrics, TraceMetrics,
 };
 
 /// Lists every group of metrics. Each new group is added to the call below.
@@ -52,6 +52,7 @@ groups! {
     HttpConnectionMetrics,
     HttpAnswerMetrics,
     HttpBodyMetrics,
+    DynamoAnswerMetrics,
     DynamoMetrics,
     DynamoConnectionMetrics,
     RedisMetrics,

@@ -58,7 +58,7 @@ pub use bridge_metrics::{BridgeMetrics, EngineMetrics};
 pub use commit::{commit, set_commit};
 pub use connection_counts::ConnectionCounts;
 pub use declare::{GroupDescription, LabelDescription, LabelWord, MetricDescription, MetricKind};
-pub use dynamo_metrics::{DynamoConnectionMetrics, DynamoMetrics};
+pub use dynamo_metrics::{DynamoAnswerMetrics, DynamoConnectionMetrics, DynamoMetrics};
 pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};
 pub use groups::{all, groups};

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use kvatlas_core::wire::{ErrorCode, ModelKey, QueryKey, usual_number};
+use kvatlas_core::wire::{ErrorCode, ModelKey, QueryKey, WorkerName, is_pool, usual_number};
 
 use crate::queries::{Found, FoundHolder, Misses, Source};
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
-use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
+use kvatlas_telemetry::{DynamoAnswerMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::messages::Question;
 
@@ -22,6 +22,7 @@ pub(super) struct Indexer {
     pub(super) errors: QueryErrorMetrics,
     pub(super) namespaces: QueryMetricsByNamespace,
     pub(super) misses: Misses,
+    pub(super) metrics: DynamoAnswerMetrics,
 }
 
 impl Indexer {
@@ -30,7 +31,9 @@ impl Indexer {
     pub(super) async fn answer(&self, question: &Question, tenant: &str) -> Value {
         let found = self.find(question, tenant).await;
         let holders = found.as_ref().map_or(&[][..], |found| &found.holders);
-        tiered_scores(holders, question.device_only)
+        tiered_scores(holders, question.device_only, |worker| {
+            self.metrics.without_number(worker);
+        })
     }
 
     async fn find(&self, question: &Question, tenant: &str) -> Option<Found> {
@@ -75,12 +78,16 @@ impl Indexer {
 ///
 /// Only certain numbers are given: if a far tier of a worker is in doubt, only the worker's nearer tiers are listed. A
 /// worker whose name is not a number in its usual form (no sign, no leading zeros) is left out, because Dynamo identifies
-/// workers by numbers.
-fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
+/// workers by numbers. `left_out` is told of it, but not of a pool, from which no request is served.
+fn tiered_scores(holders: &[FoundHolder], device_only: bool, left_out: impl Fn(&WorkerName)) -> Value {
     let mut scores = Vec::new();
     let (mut host, mut disk) = (Vec::new(), Vec::new());
     for holder in holders.iter().filter_map(FoundHolder::certain) {
-        let Some(worker_id) = usual_number(holder.id.worker.as_str()) else {
+        let worker = &holder.id.worker;
+        let Some(worker_id) = usual_number(worker.as_str()) else {
+            if !is_pool(worker) {
+                left_out(worker);
+            }
             continue;
         };
         let worker = json!({"worker_id": worker_id, "dp_rank": holder.id.rank});
@@ -104,7 +111,9 @@ fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{HolderId, WorkerName};
+    use std::cell::RefCell;
+
+    use kvatlas_core::wire::HolderId;
 
     use super::*;
 
@@ -143,8 +152,11 @@ mod tests {
                 ["disk", {"hits": [[worker(7), 4]]}],
             ],
         }});
-        assert_eq!(tiered_scores(&holders, false), expected);
-        let device = tiered_scores(&holders, true);
+        let left_out = RefCell::default();
+        let note = |worker: &WorkerName| Vec::push(&mut left_out.borrow_mut(), worker.to_string());
+        assert_eq!(tiered_scores(&holders, false, note), expected);
+        assert_eq!(left_out.into_inner(), ["gpu-0", "07"]);
+        let device = tiered_scores(&holders, true, |_| {});
         assert_eq!(device["TieredScores"]["lower_tier"], json!([]));
         assert_eq!(
             device["TieredScores"]["device"],

@@ -30,7 +30,8 @@ use kvatlas_process::listener::{Acceptor, ConnectionLimits, Place};
 use kvatlas_process::presence::advertised;
 use kvatlas_telemetry::labels::{Connection, DynamoOutcome};
 use kvatlas_telemetry::{
-    DynamoConnectionMetrics, DynamoMetrics, LogGate, QueryErrorMetrics, QueryMetricsByNamespace, log_gated,
+    DynamoAnswerMetrics, DynamoConnectionMetrics, DynamoMetrics, LogGate, QueryErrorMetrics,
+    QueryMetricsByNamespace, log_gated,
 };
 
 use super::answer::Indexer;
@@ -84,6 +85,7 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), S
             readiness: Arc::clone(&shared.readiness),
             errors: QueryErrorMetrics::new(),
             namespaces: QueryMetricsByNamespace::default(),
+            metrics: DynamoAnswerMetrics::new(),
             misses: Misses::new(
                 "Dynamo's routers",
                 "--kv-cache-block-size with the namespace here",
