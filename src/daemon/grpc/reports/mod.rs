@@ -276,7 +276,7 @@ impl BlockReports {
             self.noted(kept, &request.worker_id, room)?;
             kept.change(&request.worker_id, |worker| {
                 worker.address = request.worker_address;
-                worker.spec = request.cache_spec;
+                worker.spec = request.cache_spec.or(worker.spec);
                 BlockChange::make_all(&changes, &mut worker.blocks);
                 worker.blocks.rest();
                 worker.checkpoint = Some(Checkpoint {
@@ -411,7 +411,8 @@ impl BlockReports {
         }
     }
 
-    /// Returns the workers that have leading blocks of a prompt, and whether the state of all workers is certain. Looks
+    /// Returns the workers that have leading blocks of a prompt, and whether the state of all workers is certain and can be
+    /// judged. Looks
     /// up only the hashes before the first repeated one, because a prompt never has the same hash twice.
     pub(super) async fn prefixes(
         &self,
@@ -420,9 +421,10 @@ impl BlockReports {
         now: Instant,
     ) -> (Vec<ReportedMatch>, Coverage) {
         let hashes = unrepeated(hashes);
-        let mut matches = Vec::new();
+        let (mut matches, mut all_judged) = (Vec::new(), true);
         let looking = self.look(now, |name, worker| {
             let found = depths(&worker.blocks, worker.spec.as_ref(), hashes);
+            all_judged &= found.is_judged;
             let blocks = match depth {
                 Depth::Usable => found.usable,
                 Depth::Matched => found.matched,
@@ -436,7 +438,8 @@ impl BlockReports {
             }
             found.matched.try_into().unwrap_or(usize::MAX)
         });
-        let coverage = looking.await;
+        let mut coverage = looking.await;
+        coverage.is_exact &= all_judged;
         (matches, coverage)
     }
 

@@ -6,10 +6,12 @@
 //! | a window | the last `swa_window_tokens` tokens before the end, or every block |
 //! | a recurrent state | the last block |
 //!
-//! A cache that cannot be judged counts as 0 blocks:
+//! A cache that cannot be judged counts as 0 blocks, and answers are not exact then:
 //!
 //! - The worker reports components without a cache spec.
 //! - The spec has a later version, names no component, or has a window without a length.
+//!
+//! So does a window in blocks whose sizes are not told, unless it begins with the prompt.
 
 use super::super::messages::{TierType, WorkerCacheSpec};
 use super::blocks::{TierPlace, WorkerBlock, WorkerBlocks};
@@ -29,15 +31,19 @@ const REUSED_TIERS: u32 = (1 << TierType::Hbm as u32) | (1 << TierType::Dram as 
 pub(super) struct ReuseDepths {
     pub(super) matched: u32,
     pub(super) usable: u32,
+    /// Whether the rules can judge the cache, as far as it has blocks of the prompt.
+    pub(super) is_judged: bool,
 }
 
 /// Returns the depths of a prompt with `hashes` in a worker's `blocks`, by the rules of `spec`.
 pub(super) fn depths(blocks: &WorkerBlocks, spec: Option<&WorkerCacheSpec>, hashes: &[i64]) -> ReuseDepths {
     match spec {
-        None if blocks.are_in_parts() => ReuseDepths::default(),
-        None => whole(blocks, hashes),
+        None if !blocks.are_in_parts() => whole(blocks, hashes),
         Some(spec) if is_known(spec) => in_parts(blocks, spec, hashes),
-        Some(_) => ReuseDepths::default(),
+        _ => ReuseDepths {
+            is_judged: hashes.first().is_none_or(|hash| blocks.get(*hash).is_none()),
+            ..ReuseDepths::default()
+        },
     }
 }
 
@@ -54,12 +60,16 @@ fn whole(blocks: &WorkerBlocks, hashes: &[i64]) -> ReuseDepths {
     ReuseDepths {
         matched: count,
         usable: count,
+        is_judged: true,
     }
 }
 
 fn in_parts(blocks: &WorkerBlocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> ReuseDepths {
     let wants = |component: u8| spec.components & u32::from(component) != 0;
-    let mut found = ReuseDepths::default();
+    let mut found = ReuseDepths {
+        is_judged: true,
+        ..ReuseDepths::default()
+    };
     // Number of tokens in the consecutive blocks, up to the present block, that have the window's component. `u64::MAX`
     // if these blocks begin at the start of the prompt. `None` if the present block does not have the component.
     let mut window = Some(u64::MAX);
@@ -77,6 +87,9 @@ fn in_parts(blocks: &WorkerBlocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> Re
         let has_state = has(held, STATE, spec.mamba_tier_mask);
         if (has_window || !wants(WINDOW)) && (has_state || !wants(STATE)) {
             found.usable = found.matched;
+        }
+        if wants(WINDOW) && window.is_some() && !has_window && held.tokens == 0 {
+            found.is_judged = false;
         }
     }
     found
@@ -112,15 +125,19 @@ mod tests {
     /// Returns the depths (matched, usable) of a prompt with the blocks 0, 1, 2, … Each block has 16 tokens. `parts`
     /// gives the tier and components of each block.
     fn found(spec: Option<WorkerCacheSpec>, parts: &[(i32, u8)]) -> (u32, u32) {
+        let found = judged(spec, parts, 16);
+        (found.matched, found.usable)
+    }
+
+    fn judged(spec: Option<WorkerCacheSpec>, parts: &[(i32, u8)], tokens: u32) -> ReuseDepths {
         let mut blocks = WorkerBlocks::default();
         for (hash, (tier, components)) in (0..).zip(parts) {
             if let Some(tier) = TierPlace::of_wire(*tier) {
-                blocks.store(hash, tier, u32::from(*components), 16);
+                blocks.store(hash, tier, u32::from(*components), tokens);
             }
         }
         let asked: Vec<i64> = (0..).take(parts.len() + 1).collect();
-        let found = depths(&blocks, spec.as_ref(), &asked);
-        (found.matched, found.usable)
+        depths(&blocks, spec.as_ref(), &asked)
     }
 
     #[test]
@@ -147,6 +164,8 @@ mod tests {
             (later, "later rules"),
         ] {
             assert_eq!(found(Some(kind), &full), none, "{name}");
+            assert!(!judged(Some(kind), &full, 16).is_judged, "{name}");
+            assert!(judged(Some(kind), &[], 16).is_judged, "it has no block");
         }
         assert_eq!(found(Some(spec(FULL, 0)), &full), (2, 2));
         assert_eq!(
@@ -172,6 +191,13 @@ mod tests {
             "one block of two"
         );
         assert_eq!(found(two, &[(1, both), (1, FULL), (1, both), (1, both)]), (4, 4));
+        let unsized_blocks = [(1, FULL), (1, both), (1, both)];
+        assert!(!judged(two, &unsized_blocks, 0).is_judged);
+        assert!(judged(two, &unsized_blocks, 16).is_judged);
+        assert!(
+            judged(two, &[(1, both), (1, both)], 0).is_judged,
+            "from the beginning"
+        );
         // This spec does not reuse windows from the host.
         assert_eq!(found(two, &[(1, both), (2, both)]), (2, 1));
     }

@@ -150,6 +150,31 @@ impl Naive {
             && (spec.components & 4 == 0 || has_state)
     }
 
+    /// Whether the components of the prompt's blocks can be judged.
+    fn is_judged(&self) -> bool {
+        let held = |hash: i64| (1..=3).any(|tier| self.placed.contains_key(&(tier, hash)));
+        let has_window = |spec: &WorkerCacheSpec| spec.components & 2 != 0;
+        match &self.spec {
+            None => !held(PROMPT[0]) || self.placed.values().all(|mask| *mask == 0),
+            Some(spec) if spec.components == 0 || has_window(spec) && spec.swa_window_tokens == 0 => {
+                !held(PROMPT[0])
+            }
+            Some(spec) => (1..=PROMPT.len()).all(|count| {
+                let before = PROMPT.iter().take(count).rev();
+                let run: Vec<_> = before
+                    .take_while(|hash| self.has(**hash, 2, spec.swa_tier_mask))
+                    .collect();
+                let tokens = run.iter().filter_map(|hash| self.tokens.get(hash));
+                let (told, tokens) = (tokens.clone().count(), tokens.sum::<u32>());
+                !has_window(spec)
+                    || !self.is_whole(count)
+                    || run.len() == count
+                    || told == run.len()
+                    || tokens >= spec.swa_window_tokens
+            }),
+        }
+    }
+
     fn depth(&self, depth: Depth) -> u32 {
         let counts = (1..=PROMPT.len()).rev();
         let deepest = match depth {
@@ -252,7 +277,9 @@ async fn answers_are_those_of_a_naive_model() {
                     .map(|(name, naive)| ((*name).to_owned(), naive.depth(depth)));
                 let of_model: Vec<_> = of_model.filter(|(_, blocks)| *blocks > 0).collect();
                 found += of_model.len();
-                let is_exact = model.values().all(|naive| naive.seq.is_some());
+                let is_exact = model
+                    .values()
+                    .all(|naive| naive.seq.is_some() && naive.is_judged());
                 assert_eq!(
                     told(&reports, depth, now).await,
                     (of_model, is_exact),
