@@ -459,7 +459,10 @@ mod tests {
         let sent = EventBatch::decode(&sealed[0].payload, &WireLimits::default()).unwrap();
         assert_eq!(sent.events, [Event::Doubted(gap)]);
         assert_eq!(doubts(&mut outbox, at(60_000_001)), gap);
-        outbox.add(Tier::DEVICE, vec![Event::Cleared], at(60_000_002));
+        let events = vec![Event::Cleared, Event::Doubted(DegradedReasons::default())];
+        let sealed = outbox.add(Tier::DEVICE, events.clone(), at(60_000_002));
+        let sent = EventBatch::decode(&sealed[0].payload, &WireLimits::default()).unwrap();
+        assert_eq!(sent.events, events, "nothing is left out any more");
         assert!(doubts(&mut outbox, at(60_000_002)).is_empty());
     }
 

@@ -225,14 +225,16 @@ impl Outbox {
         }
         // A new doubt replaces all doubts that a full state has told. So it repeats the doubt that the table of blocks
         // left some blocks out.
-        let left_out = self.table.as_ref().map(BlockTable::doubts).unwrap_or_default();
+        let mut left_out = self.table.as_ref().map(BlockTable::doubts).unwrap_or_default();
         for event in &mut events {
             match event {
                 Event::Doubted(doubts) => {
                     self.doubts = *doubts;
                     *doubts = doubts.union(left_out);
                 }
-                Event::Cleared | Event::Goodbye => self.doubts = DegradedReasons::default(),
+                Event::Cleared | Event::Goodbye => {
+                    (self.doubts, left_out) = (DegradedReasons::default(), DegradedReasons::default());
+                }
                 Event::Stored(_) | Event::Removed(_) | Event::Resumable(_) => {}
             }
         }

@@ -33,8 +33,10 @@ def test_a_full_answer_tells_that_blocks_were_left_out() -> None:
     [sealed] = outbox.add(0, [Doubted([])], Clocks(60.0, 0))
     assert msgpack.unpackb(sealed.payload)["events"][0]["reasons"] == ["upstream_gap"]
     assert doubts(outbox, 60.0) == [["upstream_gap"]]
-    outbox.add(0, [Cleared()], Clocks(60.0, 0))
-    assert doubts(outbox, 60.0) == []
+    [sealed] = outbox.add(0, [Cleared(), Doubted(["hashes_pairs"])], Clocks(60.0, 0))
+    reasons = msgpack.unpackb(sealed.payload)["events"][1]["reasons"]
+    assert reasons == ["hashes_pairs"], "nothing is left out any more"
+    assert doubts(outbox, 60.0) == [["hashes_pairs"]]
 
 
 def test_times_grow_where_the_clock_is_set_back() -> None:

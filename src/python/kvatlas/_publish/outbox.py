@@ -246,13 +246,17 @@ class Outbox:
         if self._has_left:
             self._come_back(clocks)
         self.cursor = Cursor(self.cursor.epoch, self.cursor.seq + 1)
+        told, is_cleared = list[Event](), False
         for event in events:
             if isinstance(event, Doubted):
                 self._doubts = event.reasons
-            elif isinstance(event, Cleared | Goodbye):
-                self._doubts = ()
-        # What is doubted now replaces what a full state has said: that it is not all stays.
-        events = [self._with_left_out(event) if isinstance(event, Doubted) else event for event in events]
+                # What is doubted now replaces what a full state has said: that it is not all stays.
+                told.append(event if is_cleared else self._with_left_out(event))
+                continue
+            if isinstance(event, Cleared | Goodbye):
+                self._doubts, is_cleared = (), True
+            told.append(event)
+        events = told
         # Times grow, also where the clock is set back.
         self._made_us = max(clocks.unix_us, self._made_us + 1)
         self._numbered = clocks.monotonic
