@@ -346,7 +346,7 @@ impl Bridge {
             state.leasing = Some((stop, task));
         }
         for followed in state.engines.values() {
-            self.spawn(followed, nats.clone());
+            self.spawn(followed, nats.clone(), None);
         }
         let awaited: Vec<ServerKey> = state.servers.keys().cloned().collect();
         for key in &awaited {
@@ -430,7 +430,7 @@ impl Bridge {
             return known.take_over(engine, origin.as_ref());
         }
         self.check_beside(state, &engine, &|_| false)?;
-        state.end_announcement_of(&engine);
+        let ended = state.end_announcement_of(&engine);
         let followed = FollowedEngine {
             engine: engine.clone(),
             origin,
@@ -441,7 +441,7 @@ impl Bridge {
             profiles: watch::Sender::new(engine.profile.clone()),
         };
         if let Some(nats) = &state.nats {
-            self.spawn(&followed, nats.clone());
+            self.spawn(&followed, nats.clone(), ended);
         }
         state.engines.insert(engine.key, followed);
         Ok(())
@@ -539,7 +539,8 @@ impl Bridge {
         &self.inner.metrics
     }
 
-    fn spawn(&self, followed: &FollowedEngine, nats: Client) {
+    /// Begins to follow an engine, once the task of `before` has ended, which reported the same holder.
+    fn spawn(&self, followed: &FollowedEngine, nats: Client, before: Option<CancellationToken>) {
         let inner = Arc::clone(&self.inner);
         let task = SourceTask {
             engine: followed.engine.clone(),
@@ -553,7 +554,13 @@ impl Bridge {
             says_goodbye: Arc::clone(&followed.says_goodbye),
             nats,
         };
-        let task = inner.follow_source(task);
+        let task = Box::pin(inner.follow_source(task));
+        let task = async move {
+            if let Some(before) = before {
+                before.cancelled().await;
+            }
+            task.await;
+        };
         self.inner.tasks.spawn_on(task, &self.inner.runtime);
     }
 }

@@ -247,12 +247,11 @@ impl Bridge {
 
 impl BridgeState {
     /// Ends the announcement of an engine that is followed from now on, whether its server or another source has told
-    /// how.
-    pub(super) fn end_announcement_of(&mut self, engine: &NewEngine) {
-        if let Some(announcement) = self.announced.remove(&engine.key) {
-            let is_told = announcement.is_of(ToldHolder::of_engine(engine));
-            announcement.end(!is_told);
-        }
+    /// how. Returns the token that is cancelled once the announcement's task has ended.
+    pub(super) fn end_announcement_of(&mut self, engine: &NewEngine) -> Option<CancellationToken> {
+        let announcement = self.announced.remove(&engine.key)?;
+        let is_told = announcement.is_of(ToldHolder::of_engine(engine));
+        Some(announcement.end(!is_told))
     }
 
     /// Removes and returns the announcement of a server whose engine is awaited.
