@@ -412,8 +412,7 @@ impl BlockReports {
     }
 
     /// Returns the workers that have leading blocks of a prompt, and whether the state of all workers is certain and can be
-    /// judged. Looks
-    /// up only the hashes before the first repeated one, because a prompt never has the same hash twice.
+    /// judged. Looks up only the hashes before the first repeated one, because a prompt never has the same hash twice.
     pub(super) async fn prefixes(
         &self,
         hashes: &[i64],
